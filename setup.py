@@ -26,6 +26,7 @@ TOP_LEVEL_PACKAGES = ("executors", "scc", "shm", "skywriting")
 PROGRAM_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
 POOL_FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
 POOL_FLAGS += ["-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"]
+PAGES = ["ciel/memory/page_server.c", "ciel/memory/checksum.c", "-pthread"]
 TABLES = ["executors/sdk/c/ciel_table.c", "ciel/arrow/holding.c", "-Iexecutors/sdk/c"]
 PARTS = runpy.run_path("scc/build_ffi.py")
 
@@ -143,10 +144,11 @@ class BuildWithPrograms(build_py):
         rooms = Path(".") if self.editable_mode else Path(self.build_lib, "ciel")
         self.build_loaders(rooms / "executors/programs")
         self.build_tools()
-        arrow = Path("." if self.editable_mode else self.build_lib, "ciel/arrow")
-        arrow.mkdir(parents=True, exist_ok=True)
-        run_compiler("-shared", "-fPIC", "-o", arrow / "tables.so", *TABLES)
-        self.build_store_pool(arrow)
+        built = Path("." if self.editable_mode else self.build_lib, "ciel")
+        for home, name, sources in (("arrow", "tables", TABLES), ("memory", "pages", PAGES)):
+            (built / home).mkdir(parents=True, exist_ok=True)
+            run_compiler("-shared", "-fPIC", "-o", built / home / f"{name}.so", *sources)
+        self.build_store_pool(built / "arrow")
         if not HAS_PYTHON_HEADERS:
             self.build_libraries(rooms / "scc")
 

@@ -1,0 +1,633 @@
+"""The data path of memory servers: pages, roles, backups, hostile peers (NET-1, NET-5, KVB-3)."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Final, NamedTuple
+
+import pytest
+
+from ciel.memory.page_server import (
+    EXTENT_BYTES,
+    EXTENT_PAGES,
+    PAGE_BYTES,
+    TOKEN_BYTES,
+    Event,
+    Holding,
+    PageServer,
+    PeerLost,
+    Role,
+    Synced,
+    checksum,
+)
+from ciel.testing.homes import wait_for
+
+FRAME: Final = struct.Struct("<IHHQQQQQII")
+READ, WRITE, TRIM, FORWARD, FORWARD_TRIM, SYNC = range(1, 7)
+OK, STALE, NO_SPACE, DAMAGED = range(4)
+VOLUME: Final = 7
+SESSIONS = count(1)
+WITHIN_S = 10.0
+
+
+def page(text: str) -> bytes:
+    return text.encode().ljust(PAGE_BYTES, b".")
+
+
+ZEROS = bytes(PAGE_BYTES)
+
+
+class Reply(NamedTuple):
+    op: int
+    status: int
+    id: int
+    content: bytes
+
+
+class Caller:
+    """A session of a client, or of a peer (session 0), over one connection at a time."""
+
+    def __init__(self, server: Server, session: int | None = None, *, epoch: int = 1) -> None:
+        self.session = next(SESSIONS) if session is None else session
+        self.epoch = epoch
+        self.last_id = 0
+        self.use(server)
+
+    def use(self, server: Server) -> None:
+        """Connect to a server, instead of the present one."""
+        token = os.urandom(TOKEN_BYTES)
+        server.pages.allow(token, 5.0)
+        self.socket = server.connect()
+        self.socket.sendall(token + struct.pack("<Q", self.session))
+
+    def send(
+        self, op: int, first: int, pages: list[bytes] | int, *, id: int | None = None,
+        volume: int = VOLUME, sums: list[int] | None = None, session: int = 0, sequence: int = 0,
+    ) -> None:  # fmt: skip
+        if id is None:
+            id = self.last_id = self.last_id + 1
+        content = [] if isinstance(pages, int) else pages
+        sums = [checksum(each) for each in content] if sums is None else sums
+        payload = struct.pack(f"<{len(sums)}I", *sums) + b"".join(content)
+        number = pages if isinstance(pages, int) else len(pages)
+        header = FRAME.pack(
+            len(payload), op, 0, id, session, sequence, volume, first, number, self.epoch
+        )
+        self.socket.sendall(header + payload)
+
+    def reply(self) -> Reply:
+        header = self._take(FRAME.size)
+        size_bytes, op, status, id, *_ = FRAME.unpack(header)
+        payload = self._take(size_bytes)
+        number = size_bytes // (PAGE_BYTES + 4)
+        content = payload[4 * number :]
+        sums = struct.unpack_from(f"<{number}I", payload)
+        for n in range(number):
+            assert checksum(content[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) == sums[n]
+        return Reply(op, status, id, content)
+
+    def _take(self, size_bytes: int) -> bytes:
+        pieces = b""
+        while len(pieces) < size_bytes:
+            piece = self.socket.recv(size_bytes - len(pieces))
+            if not piece:
+                raise EOFError
+            pieces += piece
+        return pieces
+
+    def write(self, first: int, *pages: bytes) -> int:
+        self.send(WRITE, first, list(pages))
+        return self.reply().status
+
+    def trim(self, first: int, number: int) -> int:
+        self.send(TRIM, first, number)
+        return self.reply().status
+
+    def read(self, first: int, number: int = 1) -> bytes | int:
+        """Return the content, or the status of a refusal."""
+        self.send(READ, first, number)
+        status, content = self.reply()[1::2]
+        return int(status) or bytes(content)
+
+    def is_closed(self) -> bool:
+        """Whether the server closes the connection, without another answer."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+class Server:
+    def __init__(self, extents: int = 4) -> None:
+        self.pages = PageServer(extents * EXTENT_BYTES)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._clients: list[socket.socket] = []
+        self.pages.listen(self._listening)
+        self.pages.lease(60.0)
+
+    def connect(self) -> socket.socket:
+        self._clients.append(socket.create_connection(self._listening.getsockname(), WITHIN_S))
+        return self._clients[-1]
+
+    def join(self, peer: int, other: Server) -> None:
+        """Connect to another server, which becomes the peer of this number."""
+        token = os.urandom(TOKEN_BYTES)
+        other.pages.allow(token, 5.0)
+        with other.connect() as connected:
+            self.pages.connect(peer, connected, token)
+
+    def hold(
+        self, role: Role, epoch: int = 1, backups: tuple[int, ...] = (),
+        joining: tuple[int, ...] = (), *, extent: int = 0,
+    ) -> None:  # fmt: skip
+        self.pages.hold([Holding(VOLUME, extent, epoch, role, backups, joining)])
+
+    def happens(self) -> list[Event]:
+        """Wait for events."""
+        assert select.select([self.pages], [], [], WITHIN_S)[0]
+        return self.pages.events()
+
+    def has_got(self, requests: int) -> None:
+        """Wait until so many requests have arrived."""
+        wait_for(lambda: self.pages.figures().requests >= requests, "the requests")
+
+    def leave(self) -> None:
+        self.pages.close()
+        for each in (self._listening, *self._clients):
+            each.close()
+
+
+Make = Callable[..., Server]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Server] = []
+
+    def make(extents: int = 4) -> Server:
+        made.append(Server(extents))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.leave()
+
+
+@pytest.fixture
+def server(make: Make) -> Server:
+    """A server that is the primary of the first extent, without backups."""
+    server = make()
+    server.hold(Role.PRIMARY)
+    return server
+
+
+@pytest.fixture
+def pair(make: Make) -> tuple[Server, Server]:
+    """A primary, and its backup: its peer 3."""
+    primary, backup = make(), make()
+    backup.hold(Role.BACKUP)
+    primary.join(3, backup)
+    primary.hold(Role.PRIMARY, 1, (3,))
+    return primary, backup
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def test_what_was_written_is_read_and_the_rest_is_zeros(server: Server) -> None:
+    caller = Caller(server)
+    assert caller.write(5, page("a"), page("b")) == OK
+    assert caller.write(6, page("c")) == OK
+    assert caller.read(4, 4) == ZEROS + page("a") + page("c") + ZEROS
+    assert server.pages.figures()[:3] == (4 * EXTENT_PAGES, 2, 1)
+
+
+def test_a_whole_extent_is_one_request(server: Server) -> None:
+    caller, content = Caller(server), [os.urandom(PAGE_BYTES) for _ in range(EXTENT_PAGES)]
+    assert caller.write(0, *content) == OK
+    assert caller.read(0, EXTENT_PAGES) == b"".join(content)
+
+
+def test_trimmed_pages_are_zeros_and_their_space_is_free(server: Server) -> None:
+    caller = Caller(server)
+    caller.write(0, page("a"), page("b"), page("c"))
+    assert caller.trim(1, EXTENT_PAGES - 1) == OK
+    assert caller.read(0, 3) == page("a") + ZEROS * 2
+    assert server.pages.figures().pages_used == 1
+
+
+def test_volumes_and_extents_are_apart(server: Server) -> None:
+    server.hold(Role.PRIMARY, extent=1)
+    server.pages.hold([Holding(VOLUME + 1, 0, 1, Role.PRIMARY)])
+    caller = Caller(server)
+    caller.write(0, page("first"))
+    caller.write(EXTENT_PAGES, page("second"))
+    caller.send(WRITE, 0, [page("other")], volume=VOLUME + 1)
+    assert caller.reply().status == OK
+    assert caller.read(0) == page("first")
+    assert caller.read(EXTENT_PAGES) == page("second")
+
+
+def test_a_dropped_extent_is_forgotten(server: Server) -> None:
+    caller = Caller(server)
+    caller.write(0, page("a"))
+    server.hold(Role.NONE, 2)
+    assert caller.read(0) == STALE
+    server.hold(Role.PRIMARY, 3)
+    caller.epoch = 3
+    assert caller.read(0) == ZEROS
+
+
+def test_a_full_server_says_so_and_goes_on(make: Make) -> None:
+    server = make(extents=1)
+    server.hold(Role.PRIMARY)
+    server.hold(Role.PRIMARY, extent=1)
+    caller = Caller(server)
+    assert caller.write(0, *[page("a")] * 255) == OK
+    assert caller.write(EXTENT_PAGES, page("b"), page("b")) == NO_SPACE
+    assert caller.write(EXTENT_PAGES, page("b")) == OK
+    assert caller.write(0, page("again")) == OK
+    assert caller.read(0) == page("again")
+    assert caller.trim(0, 255) == OK
+    assert caller.write(EXTENT_PAGES, page("b"), page("b")) == OK
+
+
+def test_a_page_without_its_checksum_is_refused(server: Server) -> None:
+    caller = Caller(server)
+    caller.send(WRITE, 0, [page("a"), page("b")], sums=[checksum(page("a")), 5])
+    assert caller.reply().status == DAMAGED
+    assert caller.read(0) == ZEROS
+
+
+def test_the_checksum_is_crc_32c() -> None:
+    assert checksum(b"123456789") == 0xE3069283
+    assert checksum(bytes(32)) == 0x8A9136AA
+    assert checksum(b"") == 0
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [Role.NONE, Role.BACKUP, Role.JOINING])
+def test_only_the_primary_serves_clients(make: Make, role: Role) -> None:
+    server = make()
+    server.hold(role)
+    caller = Caller(server)
+    assert caller.read(0) == STALE
+    assert caller.write(0, page("a")) == STALE
+    assert caller.trim(0, 1) == STALE
+
+
+def test_a_client_with_another_epoch_is_told_so(server: Server) -> None:
+    server.hold(Role.PRIMARY, 2)
+    for epoch in (1, 3):
+        assert Caller(server, epoch=epoch).read(0) == STALE
+    assert Caller(server, epoch=2).read(0) == ZEROS
+
+
+def test_a_late_decision_has_no_effect(server: Server) -> None:
+    server.hold(Role.PRIMARY, 5)
+    server.hold(Role.NONE, 4)
+    assert Caller(server, epoch=5).read(0) == ZEROS
+
+
+def test_a_primary_without_its_lease_serves_nobody(server: Server) -> None:
+    caller = Caller(server)
+    caller.write(0, page("a"))
+    server.pages.lease(0.0)
+    assert caller.read(0) == STALE
+    assert caller.write(0, page("b")) == STALE
+    server.pages.lease(60.0)
+    assert caller.read(0) == page("a")
+
+
+# --- backups --------------------------------------------------------------------------------------
+
+
+def test_a_backup_that_is_promoted_has_all_pages(pair: tuple[Server, Server]) -> None:
+    primary, backup = pair
+    caller = Caller(primary)
+    caller.write(0, page("a"), page("b"))
+    caller.write(1, page("c"))
+    caller.trim(0, 1)
+    assert backup.pages.figures().pages_used == 1
+    backup.hold(Role.PRIMARY, 2)
+    caller.epoch = 2
+    caller.use(backup)
+    assert caller.read(0, 3) == ZEROS + page("c") + ZEROS
+
+
+def test_a_write_waits_for_its_backups_and_a_read_does_not(make: Make) -> None:
+    primary = make()
+    primary.hold(Role.PRIMARY, 1, (3,))  # there is no connection to it yet
+    writer, reader = Caller(primary), Caller(primary)
+    writer.send(WRITE, 0, [page("a")])
+    primary.has_got(1)
+    assert reader.read(0) == ZEROS
+    primary.hold(Role.PRIMARY, 2)  # the owner gives the backup up
+    assert writer.reply().status == OK
+    reader.epoch = 2
+    assert reader.read(0) == page("a")
+
+
+def test_writes_take_effect_in_their_order(make: Make) -> None:
+    primary = make()
+    primary.hold(Role.PRIMARY, 1, (3,))
+    callers = [Caller(primary) for _ in range(5)]
+    for number, caller in enumerate(callers):
+        caller.send(WRITE, 0, [page(str(number))])
+        primary.has_got(number + 1)
+    primary.hold(Role.PRIMARY, 2)
+    assert [caller.reply().status for caller in callers] == [OK] * 5
+    assert Caller(primary, epoch=2).read(0) == page("4")
+
+
+def test_a_repeated_request_takes_effect_once(pair: tuple[Server, Server]) -> None:
+    """The client did not get the reply, and another one has written since (KVB-3)."""
+    primary, backup = pair
+    first, second = Caller(primary), Caller(primary)
+    first.write(0, page("first"))
+    second.write(0, page("second"))
+    first.use(primary)
+    first.send(WRITE, 0, [page("first")], id=1)
+    assert first.reply().status == OK
+    assert second.read(0) == page("second")
+    backup.hold(Role.PRIMARY, 2)  # which knows of it, too
+    first.epoch = second.epoch = 2
+    first.use(backup)
+    first.send(WRITE, 0, [page("first")], id=1)
+    assert first.reply().status == OK
+    second.use(backup)
+    assert second.read(0) == page("second")
+
+
+def test_a_request_that_is_repeated_while_it_waits_is_answered_once(make: Make) -> None:
+    primary = make()
+    primary.hold(Role.PRIMARY, 1, (3,))
+    caller = Caller(primary)
+    caller.send(WRITE, 0, [page("a")])
+    before = caller.socket
+    caller.use(primary)
+    caller.send(WRITE, 0, [page("a")], id=1)
+    primary.has_got(2)
+    primary.hold(Role.PRIMARY, 2)
+    assert caller.reply()[:3] == (WRITE, OK, 1)
+    before.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        before.recv(1)
+
+
+def test_a_primary_that_lost_its_role_refuses_what_waits(make: Make) -> None:
+    primary = make()
+    primary.hold(Role.PRIMARY, 1, (3,))
+    caller = Caller(primary)
+    caller.send(WRITE, 0, [page("a")])
+    primary.has_got(1)
+    primary.hold(Role.NONE, 2)
+    assert caller.reply().status == STALE
+
+
+def test_an_earlier_primary_is_refused_by_its_backups(pair: tuple[Server, Server]) -> None:
+    primary, backup = pair
+    caller = Caller(primary)
+    caller.write(0, page("a"))
+    backup.hold(Role.PRIMARY, 2)
+    caller.send(WRITE, 0, [page("b")])
+    assert primary.happens() == [PeerLost(3)]
+    later = Caller(backup, epoch=2)
+    assert later.read(0) == page("a")
+    primary.hold(Role.NONE, 2)
+    assert caller.reply().status == STALE
+
+
+def test_a_lost_backup_is_reported_and_given_up(make: Make) -> None:
+    primary, backup = make(), make()
+    backup.hold(Role.BACKUP)
+    primary.join(3, backup)
+    primary.hold(Role.PRIMARY, 1, (3,))
+    caller = Caller(primary)
+    caller.write(0, page("a"))
+    backup.pages.close()
+    assert primary.happens() == [PeerLost(3)]
+    caller.send(WRITE, 0, [page("b")])
+    primary.has_got(3)  # with the backup's acknowledgement
+    primary.hold(Role.PRIMARY, 2)
+    assert caller.reply().status == OK
+
+
+def test_a_backup_without_space_is_reported(make: Make) -> None:
+    primary, backup = make(), make(extents=1)
+    backup.hold(Role.BACKUP)
+    backup.hold(Role.PRIMARY, extent=1)
+    Caller(backup).write(EXTENT_PAGES, *[page("x")] * EXTENT_PAGES)
+    primary.join(3, backup)
+    primary.hold(Role.PRIMARY, 1, (3,))
+    Caller(primary).send(WRITE, 0, [page("a")])
+    assert primary.happens() == [PeerLost(3)]
+
+
+# --- joining backups ------------------------------------------------------------------------------
+
+
+def test_a_joining_backup_gets_all_pages(pair: tuple[Server, Server], make: Make) -> None:
+    primary, _ = pair
+    caller, content = Caller(primary), [os.urandom(PAGE_BYTES) for _ in range(EXTENT_PAGES)]
+    caller.write(0, *content)
+    caller.trim(10, 20)
+    content[10:30] = [ZEROS] * 20
+    joining = make()
+    joining.hold(Role.JOINING, 2)
+    primary.join(5, joining)
+    primary.hold(Role.PRIMARY, 2, (3, 5), joining=(5,))
+    assert primary.happens() == [Synced(VOLUME, 0, 2, 5)]
+    joining.hold(Role.PRIMARY, 3)
+    assert Caller(joining, epoch=3).read(0, EXTENT_PAGES) == b"".join(content)
+
+
+def test_a_joining_server_forgets_what_it_had(make: Make) -> None:
+    primary, joining = make(), make()
+    joining.hold(Role.PRIMARY)
+    Caller(joining).write(0, page("old"), page("old"))
+    primary.hold(Role.PRIMARY, 2)
+    Caller(primary, epoch=2).write(1, page("new"))
+    joining.hold(Role.JOINING, 3)
+    primary.join(5, joining)
+    primary.hold(Role.PRIMARY, 3, (5,), joining=(5,))
+    assert primary.happens() == [Synced(VOLUME, 0, 3, 5)]
+    joining.hold(Role.PRIMARY, 4)
+    assert Caller(joining, epoch=4).read(0, 2) == ZEROS + page("new")
+
+
+def test_a_write_from_before_a_join_reaches_the_joining_backup(make: Make) -> None:
+    primary, joining = make(), make()
+    primary.hold(Role.PRIMARY, 1, (3,))
+    caller = Caller(primary)
+    caller.send(WRITE, 0, [page("waits")])  # for peer 3, which is not there
+    primary.has_got(1)
+    joining.hold(Role.JOINING, 2)
+    primary.join(5, joining)
+    primary.hold(Role.PRIMARY, 2, (3, 5), joining=(5,))
+    primary.hold(Role.PRIMARY, 3, (5,), joining=(5,))
+    assert caller.reply().status == OK
+    assert primary.happens() == [Synced(VOLUME, 0, 3, 5)]
+    joining.hold(Role.PRIMARY, 4)
+    assert Caller(joining, epoch=4).read(0) == page("waits")
+
+
+def test_writers_do_not_disturb_a_join(make: Make) -> None:
+    """Four clients write at random while backups join and leave; each copy has the last content."""
+    primary, others = make(), {5: make(), 6: make()}
+    primary.hold(Role.PRIMARY)
+    epoch, is_over, expected = 1, threading.Event(), [ZEROS] * EXTENT_PAGES
+    now = [epoch]
+
+    def work(number: int) -> None:
+        chance, caller = random.Random(number), Caller(primary)
+        while not is_over.is_set():
+            at = chance.randrange(number, EXTENT_PAGES, 4)
+            content = chance.randbytes(8) * (PAGE_BYTES // 8)
+            is_trim = chance.random() < 0.2
+            caller.epoch = now[0]
+            caller.send(TRIM if is_trim else WRITE, at, 1 if is_trim else [content])
+            while caller.reply().status == STALE:
+                caller.epoch = now[0]
+                caller.send(TRIM if is_trim else WRITE, at, 1 if is_trim else [content])
+            expected[at] = ZEROS if is_trim else content
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        for peer, other in others.items():
+            epoch += 1
+            other.hold(Role.JOINING, epoch)
+            primary.join(peer, other)
+            primary.hold(Role.PRIMARY, epoch, (peer,), joining=(peer,))
+            now[0] = epoch
+            while Synced(VOLUME, 0, epoch, peer) not in primary.happens():
+                pass
+    is_over.set()
+    for thread in threads:
+        thread.join(WITHIN_S)
+        assert not thread.is_alive()
+    others[6].hold(Role.PRIMARY, epoch + 1)
+    whole = b"".join(expected)
+    assert Caller(primary, epoch=epoch).read(0, EXTENT_PAGES) == whole
+    assert Caller(others[6], epoch=epoch + 1).read(0, EXTENT_PAGES) == whole
+
+
+# --- hostile peers --------------------------------------------------------------------------------
+
+
+def test_a_stranger_without_a_token_is_turned_away(server: Server) -> None:
+    caller = Caller(server)
+    for hello in (bytes(40), os.urandom(40), b"GET / HTTP/1.1\r\n" * 3):
+        caller.socket = server.connect()
+        caller.socket.sendall(hello)
+        assert caller.is_closed()
+
+
+def test_a_token_is_for_one_connection(server: Server) -> None:
+    token = os.urandom(TOKEN_BYTES)
+    server.pages.allow(token, 5.0)
+    caller = Caller(server)
+    for is_first in (True, False):
+        caller.socket = server.connect()
+        caller.socket.sendall(token + struct.pack("<Q", 77))
+        if is_first:
+            assert caller.read(0) == ZEROS
+        else:
+            assert caller.is_closed()
+
+
+def test_an_old_token_is_worth_nothing(server: Server) -> None:
+    token = os.urandom(TOKEN_BYTES)
+    server.pages.allow(token, 0.0)
+    caller = Caller(server)
+    caller.socket = server.connect()
+    caller.socket.sendall(token + struct.pack("<Q", 77))
+    assert caller.is_closed()
+
+
+def test_tokens_are_limited(server: Server) -> None:
+    for _ in range(256):
+        server.pages.allow(os.urandom(TOKEN_BYTES), 0.3)
+    with pytest.raises(OSError, match="too many connections are expected"):
+        server.pages.allow(os.urandom(TOKEN_BYTES), 0.3)
+
+
+def test_the_oldest_of_too_many_strangers_is_turned_away(server: Server) -> None:
+    caller = Caller(server)
+    assert caller.read(0) == ZEROS
+    caller.socket = server.connect()
+    others = [server.connect() for _ in range(64)]
+    assert caller.is_closed()
+    for other in others:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"op": 0}, {"op": 4}, {"op": 6}, {"op": 99}, {"count": 0}, {"count": 257},
+        {"first": 255, "count": 2}, {"first": 2**64 - 1}, {"size": 1}, {"size": 2**32 - 1},
+        {"op": WRITE, "size": 0}, {"op": WRITE, "size": 4099}, {"id": 0},
+    ],
+)  # fmt: skip
+def test_a_malformed_request_ends_its_connection(server: Server, fields: dict[str, int]) -> None:
+    caller, other = Caller(server), Caller(server)
+    header = FRAME.pack(
+        fields.get("size", 0), fields.get("op", READ), 0, fields.get("id", 1), 0, 0, VOLUME,
+        fields.get("first", 0), fields.get("count", 1), 1,
+    )  # fmt: skip
+    caller.socket.sendall(header)
+    assert caller.is_closed()
+    assert other.read(0) == ZEROS
+
+
+@pytest.mark.parametrize("op", [READ, WRITE, TRIM])
+def test_a_peer_may_not_act_as_a_client(server: Server, op: int) -> None:
+    caller = Caller(server, session=0)
+    caller.send(op, 0, [page("a")] if op == WRITE else 1)
+    assert caller.is_closed()
+
+
+def test_mutated_frames_harm_nobody(pair: tuple[Server, Server]) -> None:
+    primary, _ = pair
+    chance, healthy = random.Random(1), Caller(primary)
+    healthy.write(200, page("intact"))
+    for round_number in range(400):
+        caller = Caller(primary, session=0 if round_number % 4 == 0 else None)
+        header = bytearray(FRAME.pack(4100, WRITE, 0, 1, 0, 0, VOLUME, 3, 1, 1))
+        for _ in range(chance.randrange(1, 4)):
+            header[chance.randrange(len(header))] = chance.randrange(256)
+        sent = bytes(header) + chance.randbytes(chance.choice([0, 100, 4100, 9000]))
+        try:
+            caller.socket.sendall(sent)
+            caller.socket.shutdown(socket.SHUT_WR)
+            while caller.socket.recv(1 << 16):
+                pass
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        caller.socket.close()
+    assert healthy.read(200) == page("intact")
+
+
+def test_too_little_memory_cannot_be_offered() -> None:
+    with pytest.raises(OSError, match="cannot be reserved"):
+        PageServer(EXTENT_BYTES - 1)
+    with pytest.raises(OSError, match="cannot be reserved"):
+        PageServer(1 << 60)
+
+
+def test_roles_are_checked(server: Server) -> None:
+    with pytest.raises(OSError, match="cannot be taken over"):
+        server.hold(Role.PRIMARY, 2, (64,))
+    assert Caller(server).read(0) == ZEROS
