@@ -1,8 +1,7 @@
 """Measures what a table of Arrow costs, step by step as in the thesis (POOL-8).
 
 The benchmark rewrites the tables and plots of docs/measured/arrow.md: the steps of a table of 1
-GiB, a table that is passed on against one that is copied, and how fast memory of the store is read
-and written. Expected cost: only the writing of the values, and the pages, which the kernel clears
+GiB, a table that a task passes on against a copy, and the speed of memory of the store. Expected cost: only the writing of the values, and the pages, which the kernel clears
 when they are allocated, take more than microseconds.
 """
 

@@ -246,8 +246,8 @@ class CopyObjects(NamedTuple):
 class CompareObjects(NamedTuple):
     """Compare outputs of a superseded attempt with the objects that count, and delete them.
 
-    The worker sends `ContentDiffers` for those whose content differs. `refs`: where the other
-    copies are.
+    The worker sends `ContentDiffers` for each object whose content differs. `refs`: the locations
+    of the first results.
     """
 
     refs: tuple[Reference, ...]

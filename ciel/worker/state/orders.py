@@ -72,7 +72,7 @@ class DeleteObjects(NamedTuple):
 
 
 class CompareContents(NamedTuple):
-    """Compare objects with copies elsewhere; call `content_differs` for those that differ.
+    """Compare objects with copies elsewhere; call `content_differs` for each one that differs.
 
     The next order deletes them.
     """

@@ -77,7 +77,7 @@ void ciel_set_output_unbuffered(struct ciel_output *output);
  * already. Return how many bytes were written: fewer than `len` if there is an error. */
 int ciel_write_output_at(struct ciel_output *output, char *buf, int len, long offset);
 
-/* Leave bytes out: what is written next follows them. -1 if there is an error. */
+/* Leave bytes out: the next write begins after them. -1 if there is an error. */
 int ciel_skip_output(struct ciel_output *output, long bytes);
 int ciel_output_fd(struct ciel_output *output);
 

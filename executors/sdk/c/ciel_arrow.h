@@ -31,7 +31,7 @@ struct ciel_arrow_output *ciel_arrow_begin(int index, const struct ArrowSchema *
  * addresses. */
 void *ciel_arrow_allocate(struct ciel_arrow_output *output, int64_t size_bytes);
 
-/* Append a chunk. Its buffers are copied, except those that lie in memory of ciel_arrow_allocate. -1: its
+/* Append a chunk. Buffers in memory of ciel_arrow_allocate stay there, and others are copied. -1: its
  * type is not supported, or a write has failed; a line on standard error says why. */
 int ciel_arrow_append(struct ciel_arrow_output *output, const struct ArrowArray *chunk);
 
