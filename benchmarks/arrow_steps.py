@@ -1,8 +1,9 @@
 """Measures what a table of Arrow costs, step by step as in the thesis (POOL-8).
 
 The benchmark rewrites the tables and plots of docs/measured/arrow.md: the steps of a table of 1
-GiB, a table that a task passes on against a copy, and the speed of memory of the store. Expected cost: only the writing of the values, and the pages, which the kernel clears
-when they are allocated, take more than microseconds.
+GiB, a table that a task passes on against a copy, and the speed of memory of the store. Expected
+cost: all steps take microseconds, except for the writing of the values and for the pages, which the
+kernel clears when they are allocated.
 """
 
 from __future__ import annotations

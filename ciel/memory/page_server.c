@@ -140,7 +140,7 @@ static double now_s(void)
 
 static size_t held(const struct buffer *buffer) { return buffer->end - buffer->start; }
 
-/* Make room for so many bytes at the end. 0: there is no memory. */
+/* Make room for so many bytes at the end. 0: no memory. */
 static int make_room(struct buffer *buffer, size_t bytes)
 {
     if (buffer->start == buffer->end)
@@ -256,7 +256,7 @@ static int is_intact(int count, const uint8_t *payload)
 
 /* --- sessions --------------------------------------------------------------------------------- */
 
-/* Return a session, which is made if it is new; NULL if there is no memory. */
+/* Return a session, which is made if it is new; NULL: no memory. */
 static struct session *session_of(struct page_server *server, uint64_t number)
 {
     uint64_t hash = number * 0x9e3779b97f4a7c15u >> 52 & (SESSION_BUCKETS - 1);
@@ -337,7 +337,7 @@ static void send_now(struct page_server *server, struct connection *connection)
         watch(server, connection, held(out) > 0);
 }
 
-/* Add a frame and room for its payload to what is sent; return where the payload goes, or NULL. */
+/* Add a frame, and room for its payload, to the bytes to send; return where the payload goes, or NULL. */
 static uint8_t *put_frame(struct page_server *server, struct connection *connection,
                           const struct frame *frame)
 {
@@ -649,7 +649,7 @@ static int has_pending_up_to(const struct extent *extent, uint64_t sequence)
     return extent->first != NULL && extent->first->frame.sequence <= sequence;
 }
 
-/* Continue all synchronisations, as far as peers have acknowledged what was sent. */
+/* Continue all synchronisations, as far as peers have acknowledged their pages. */
 static void sync_all(struct page_server *server)
 {
     struct sync **link = &server->syncs;
@@ -701,7 +701,7 @@ static void acknowledged(struct page_server *server, struct connection *from,
     uint32_t number = (uint32_t)(frame->page / EXTENT_PAGES);
     struct extent *extent = find(server, frame->volume, number);
 
-    if (frame->status != STATUS_OK) { /* it is no backup any more, or cannot be one */
+    if (frame->status != STATUS_OK) { /* its role has changed, or it has no space */
         give_up(server, from);
         return;
     }
@@ -1083,10 +1083,10 @@ int page_server_allow(struct page_server *server, const uint8_t token[TOKEN_BYTE
     return is_kept ? 0 : -1;
 }
 
-void page_server_lease(struct page_server *server, double for_s)
+void page_server_lease(struct page_server *server, double until_s)
 {
     pthread_mutex_lock(&server->mutex);
-    server->lease_until_s = now_s() + for_s;
+    server->lease_until_s = until_s;
     pthread_mutex_unlock(&server->mutex);
 }
 
@@ -1136,7 +1136,7 @@ static struct extent *add_extent(struct page_server *server, const struct holdin
     return extent;
 }
 
-/* Take over one role. 0: there is no memory. */
+/* Take over one role. 0: no memory. */
 static int hold(struct page_server *server, const struct holding *holding)
 {
     struct extent *extent = find(server, holding->volume, holding->extent);

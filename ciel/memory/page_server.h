@@ -52,7 +52,7 @@ struct frame {
 
 enum role { ROLE_NONE = 0, ROLE_PRIMARY = 1, ROLE_BACKUP = 2, ROLE_JOINING = 3 };
 
-/* What this server is for an extent from now on. */
+/* The role of this server for an extent from now on. */
 struct holding {
     uint64_t volume;
     uint32_t extent;
@@ -98,8 +98,8 @@ int page_server_listen(struct page_server *server, int fd);
 /* Accept one connection that begins with this token, within so many seconds. */
 int page_server_allow(struct page_server *server, const uint8_t token[TOKEN_BYTES], double for_s);
 
-/* Act as primary for so many seconds from now on; 0: not any more. */
-void page_server_lease(struct page_server *server, double for_s);
+/* Act as primary until this time of the monotonic clock. */
+void page_server_lease(struct page_server *server, double until_s);
 
 /* Use a connection to another server, at which the token was sent; the server then owns it. */
 int page_server_connect(struct page_server *server, int peer, int fd);

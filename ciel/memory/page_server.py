@@ -22,7 +22,7 @@ _EVENTS: Final = 1024
 
 
 class Role(IntEnum):
-    """What a server is for an extent."""
+    """The role of a server for an extent."""
 
     NONE = 0
     PRIMARY = 1
@@ -33,7 +33,7 @@ class Role(IntEnum):
 class Holding(NamedTuple):
     """The role of this server for an extent. Of a primary: its backups, as numbers of peers.
 
-    `joining`: those of the backups that have no pages yet.
+    `joining`: the backups that have no pages yet.
     """
 
     volume: int
@@ -138,9 +138,9 @@ class PageServer:
         if self._library.page_server_allow(self._server, token, for_s):
             raise _error("too many connections are expected")
 
-    def lease(self, for_s: float) -> None:
-        """Act as primary for so many seconds from now on."""
-        self._library.page_server_lease(self._server, for_s)
+    def lease(self, until_s: float) -> None:
+        """Act as primary until a time of the monotonic clock."""
+        self._library.page_server_lease(self._server, until_s)
 
     def connect(self, peer: int, connected: socket.socket, token: bytes) -> None:
         """Use a connection to another server, which has allowed the token, for forwards.
@@ -166,7 +166,7 @@ class PageServer:
         return int(self._library.page_server_event_fd(self._server))
 
     def events(self) -> list[Event]:
-        """Return what has happened since the last call."""
+        """Return and remove the events since the last call."""
         found: list[Event] = []
         while count := self._library.page_server_events(self._server, self._events, _EVENTS):
             for event in self._events[:count]:

@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Final, NamedTuple
@@ -130,7 +131,7 @@ class Server:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._clients: list[socket.socket] = []
         self.pages.listen(self._listening)
-        self.pages.lease(60.0)
+        self.pages.lease(time.monotonic() + 60.0)
 
     def connect(self) -> socket.socket:
         self._clients.append(socket.create_connection(self._listening.getsockname(), WITHIN_S))
@@ -304,7 +305,7 @@ def test_a_primary_without_its_lease_serves_nobody(server: Server) -> None:
     server.pages.lease(0.0)
     assert caller.read(0) == STALE
     assert caller.write(0, page("b")) == STALE
-    server.pages.lease(60.0)
+    server.pages.lease(time.monotonic() + 60.0)
     assert caller.read(0) == page("a")
 
 
