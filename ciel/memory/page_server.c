@@ -337,7 +337,7 @@ static void send_now(struct page_server *server, struct connection *connection)
         watch(server, connection, held(out) > 0);
 }
 
-/* Add a frame, and room for its payload, to the bytes to send; return where the payload goes, or NULL. */
+/* Add a frame, and room for its payload, to the bytes to send; return the room, or NULL. */
 static uint8_t *put_frame(struct page_server *server, struct connection *connection,
                           const struct frame *frame)
 {

@@ -1,0 +1,618 @@
+"""Simulates memory servers, their owner and clients on an imaginary network.
+
+Servers die, freeze, leave, come back and lose their network; messages take random times. Each page
+has one writer and several readers, so a stale read can be recognised: a read must return at least
+the last version whose write had ended, or that another read had returned, before it began.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from ciel.memory.volumes import (
+    LEASE_S,
+    RENEWAL_S,
+    Connect,
+    Dismiss,
+    Expel,
+    ExtentKey,
+    Hold,
+    Holding,
+    Moved,
+    Order,
+    Retain,
+    Role,
+    Volumes,
+)
+
+PAGES = 4  # of an extent
+EXTENTS = 3  # of a volume
+REQUEST_TIMEOUT_S = 0.7
+FAULTS_FOR_S = 20.0
+HEALED_FOR_S = 10.0
+
+
+class ViolationError(AssertionError):
+    """A rule was broken."""
+
+
+@dataclass
+class Write:
+    """A write at its primary that waits for its backups."""
+
+    page: int
+    version: int
+    session: int
+    id: int
+    waits: set[str]
+    reply: Callable[[str], None]
+
+
+@dataclass
+class Held:
+    """An extent at a server."""
+
+    epoch: int
+    role: Role
+    backups: tuple[str, ...] = ()
+    pages: dict[int, int] = field(default_factory=dict)
+    pending: list[Write] = field(default_factory=list)
+
+
+class Server:
+    """A memory server: the rules of page_server.c, without bytes."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.held: dict[ExtentKey, Held] = {}
+        self.last_ids: dict[int, int] = {}
+        self.lease_until_s = -1.0
+        self.is_dead = False
+        self.frozen_until_s = 0.0
+        self.cut_until_s = 0.0  # from the owner and the other servers, but not from clients
+        self.is_joined = False
+        self.session = 0  # the number of its connection to the owner
+        self.links: dict[str, int] = {}  # the number of each connection to a peer
+        self.renews()
+
+    def is_cut(self) -> bool:
+        return self.is_dead or self.world.now_s < self.cut_until_s
+
+    # --- the owner --------------------------------------------------------------------------------
+
+    def renews(self) -> None:
+        """Ask for the lease now and then, and join again after the owner has given it up."""
+        if self.is_dead:
+            return
+        self.world.after(RENEWAL_S, self.renews)
+        if self.world.now_s < self.frozen_until_s or self.is_cut():
+            return
+        asked_s = self.world.now_s
+        if self.is_joined:
+            self.world.to_owner(self, "renew", asked_s)
+        else:
+            self.is_joined = True
+            self.session += 1
+            self.world.to_owner(self, "join")
+
+    def leased(self, until_s: float) -> None:
+        self.lease_until_s = max(self.lease_until_s, until_s)
+
+    def ordered(self, order: Order) -> None:
+        match order:
+            case Retain(extents=extents):
+                for key in set(self.held) - set(extents):
+                    self._drop(key)
+            case Connect(peer=peer):
+                self.links[peer] = next(self.world.numbers)
+                if self.world.is_separate(self, self.world.servers[peer]):
+                    self._lost(peer)
+            case Hold(number=number, holdings=holdings):
+                for holding in holdings:
+                    self._hold(holding)
+                self.world.to_owner(self, "told", number)
+            case Expel() | Dismiss():
+                self.lease_until_s = -1.0
+                self.is_joined = False
+                if isinstance(order, Dismiss):
+                    self.is_dead = True
+                    self.world.after(0.01, self.world.notice, self)
+
+    def _drop(self, key: ExtentKey) -> None:
+        for write in self.held.pop(key).pending:
+            write.reply("stale")
+
+    def _hold(self, holding: Holding) -> None:
+        key = (holding.volume, holding.extent)
+        held = self.held.get(key)
+        if held is not None and holding.epoch < held.epoch:
+            return
+        if held is not None and holding.role in (Role.NONE, Role.JOINING):
+            self._drop(key)
+            held = None
+        if holding.role is Role.NONE:
+            return
+        if held is None:
+            held = self.held[key] = Held(holding.epoch, holding.role)
+        held.epoch, held.role, held.backups = holding.epoch, holding.role, holding.backups
+        if held.role is not Role.PRIMARY:
+            for write in held.pending:
+                write.reply("stale")
+            held.pending.clear()
+            return
+        remaining = set(holding.backups) - set(holding.joining)
+        for write in held.pending:
+            write.waits &= remaining
+        self._complete(held)
+        for peer in holding.joining:
+            self._sync(key, holding.epoch, peer, list(held.pending), 0)
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def _primary(self, key: ExtentKey, epoch: int) -> Held | None:
+        held = self.held.get(key)
+        if held is None or held.role is not Role.PRIMARY or held.epoch != epoch:
+            return None
+        return held if self.world.now_s < self.lease_until_s else None
+
+    def read(self, key: ExtentKey, epoch: int, page: int, reply: Callable[[Any], None]) -> None:
+        held = self._primary(key, epoch)
+        reply("stale" if held is None else held.pages.get(page, 0))
+
+    def write(
+        self, key: ExtentKey, epoch: int, page: int, version: int, session: int, id: int,
+        reply: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        held = self._primary(key, epoch)
+        if held is None:
+            reply("stale")
+            return
+        if id <= self.last_ids.get(session, 0):
+            reply("done")
+            return
+        for write in held.pending:
+            if (write.session, write.id) == (session, id):
+                write.reply = reply
+                return
+        write = Write(page, version, session, id, set(held.backups), reply)
+        held.pending.append(write)
+        for peer in held.backups:
+            self._forward(key, held.epoch, write, peer)
+        self._complete(held)
+
+    def _complete(self, held: Held) -> None:
+        while held.pending and not held.pending[0].waits:
+            write = held.pending.pop(0)
+            held.pages[write.page] = write.version
+            self._applied(write.session, write.id)
+            write.reply("done")
+
+    def _applied(self, session: int, id: int) -> None:
+        self.last_ids[session] = max(self.last_ids.get(session, 0), id)
+
+    # --- peers ------------------------------------------------------------------------------------
+
+    def _forward(self, key: ExtentKey, epoch: int, write: Write, peer: str) -> None:
+        def acknowledged(answer: str) -> None:
+            if answer != "done":
+                self._lost(peer)
+                return
+            write.waits.discard(peer)
+            if (held := self.held.get(key)) is not None:
+                self._complete(held)
+
+        content = {write.page: write.version}
+        self.world.to_peer(
+            self, peer, "follow", key, epoch, content, (write.session, write.id),
+            reply=acknowledged,
+        )  # fmt: skip
+
+    def follow(
+        self, key: ExtentKey, epoch: int, pages: dict[int, int], request: tuple[int, int] | None,
+        reply: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        held = self.held.get(key)
+        if held is None or epoch < held.epoch or held.role is Role.PRIMARY:
+            reply("stale")
+            return
+        held.epoch = epoch
+        held.pages |= pages
+        if request is not None:
+            self._applied(*request)
+        reply("done")
+
+    def _sync(self, key: ExtentKey, epoch: int, peer: str, earlier: list[Write], page: int) -> None:
+        """Send the next page of an extent to a joining peer."""
+        held = self.held.get(key)
+        if self.is_dead or held is None or held.role is not Role.PRIMARY or held.epoch != epoch:
+            return
+        if any(write in held.pending for write in earlier):  # they were not forwarded to it
+            self.world.after(0.01, self._sync, key, epoch, peer, earlier, page)
+            return
+        if page == PAGES:
+            self.world.to_owner(self, "synced", key, epoch, peer)
+            return
+        pages = {} if any(w.page == page for w in held.pending) else {page: held.pages.get(page, 0)}
+
+        def sent(answer: str) -> None:
+            if answer == "done":
+                self._sync(key, epoch, peer, earlier, page + 1)
+            else:
+                self._lost(peer)
+
+        self.world.to_peer(self, peer, "follow", key, epoch, pages, None, reply=sent)
+
+    def _lost(self, peer: str) -> None:
+        if self.links.pop(peer, None) is not None:
+            self.world.to_owner(self, "peer_lost", peer)
+
+
+class Client:
+    """Reads and writes pages, one request at a time; it writes only its own pages."""
+
+    def __init__(self, world: World, number: int, pages: list[tuple[ExtentKey, int]]) -> None:
+        self.world = world
+        self.number = number
+        self.own = pages
+        self.id = 0
+        self.attempt = 0
+        self.done = 0
+        self.begin()
+
+    def begin(self) -> None:
+        if self.world.is_over:
+            return
+        chance = self.world.chance
+        self.attempt += 1
+        if chance.random() < 0.5 and self.own:
+            key, page = chance.choice(self.own)
+            self.id += 1
+            self.world.written[key, page] = self.world.written.get((key, page), 0) + 1
+            self._try_write(key, page, self.world.written[key, page], self.attempt)
+        else:
+            key, page = chance.choice(self.world.all_pages)
+            self._try_read(key, page, self.world.least.get((key, page), 0), self.attempt)
+
+    def _try_write(self, key: ExtentKey, page: int, version: int, attempt: int) -> None:
+        def replied(answer: str) -> None:
+            if attempt != self.attempt:
+                return
+            if answer == "done":
+                self.world.raise_least(key, page, version)
+                self._over()
+            else:
+                self.world.after(0.02, self._again, self._try_write, key, page, version, attempt)
+
+        self._request(key, attempt, "write", page, version, self.number, self.id, reply=replied)
+        self._later(self._try_write, key, page, version, attempt)
+
+    def _try_read(self, key: ExtentKey, page: int, least: int, attempt: int) -> None:
+        def replied(answer: Any) -> None:
+            if attempt != self.attempt:
+                return
+            if answer == "stale":
+                self.world.after(0.02, self._again, self._try_read, key, page, least, attempt)
+                return
+            if not least <= answer <= self.world.written.get((key, page), 0):
+                raise ViolationError(f"{key} page {page}: read {answer}, but {least} was there")
+            self.world.raise_least(key, page, answer)
+            self._over()
+
+        self._request(key, attempt, "read", page, reply=replied)
+        self._later(self._try_read, key, page, least, attempt)
+
+    def _again(self, try_: Callable[..., None], *arguments: Any) -> None:
+        if arguments[-1] == self.attempt:
+            self.attempt += 1
+            try_(*arguments[:-1], self.attempt)
+
+    def _later(self, try_: Callable[..., None], *arguments: Any) -> None:
+        self.world.after(REQUEST_TIMEOUT_S, self._again, try_, *arguments)
+
+    def _request(
+        self, key: ExtentKey, attempt: int, method: str, *arguments: Any, reply: Callable[..., None]
+    ) -> None:
+        epoch, name = self.world.places.get(key, (0, ""))
+        if name:
+            server = self.world.servers[name]
+            self.world.to_server(server, method, key, epoch, *arguments, reply=reply)
+
+    def _over(self) -> None:
+        self.done += 1
+        self.attempt += 1
+        self.world.after(self.world.chance.expovariate(20.0), self.begin)
+
+
+class World:
+    """The network, the clock, the owner's state, and the faults. `run` raises ViolationError."""
+
+    def __init__(self, seed: int, servers: int = 4, clients: int = 3) -> None:
+        self.chance = random.Random(seed)
+        self.now_s = 0.0
+        self.numbers = count(1)
+        self.volumes = Volumes()
+        self.servers: dict[str, Server] = {}
+        self.places: dict[ExtentKey, tuple[int, str]] = {}  # as the clients know them
+        self.written: dict[tuple[ExtentKey, int], int] = {}
+        self.least: dict[tuple[ExtentKey, int], int] = {}
+        self.all_pages: list[tuple[ExtentKey, int]] = []
+        self.is_over = False
+        self.is_calm = False
+        self._events: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._channels: dict[Any, float] = {}  # the time of the last message, by direction
+        self._tick_s: float | None = None
+        self._clients = clients
+        for _ in range(servers):
+            self.new_server()
+
+    # --- time and messages ------------------------------------------------------------------------
+
+    def after(self, delay_s: float, call: Callable[..., object], *arguments: Any) -> None:
+        heapq.heappush(self._events, (self.now_s + delay_s, next(self.numbers), call, arguments))
+
+    def _in_order(self, channel: Any, call: Callable[..., object], *arguments: Any) -> None:
+        """Deliver a message after earlier ones of its channel."""
+        at_s = max(self.now_s + self.chance.expovariate(500.0), self._channels.get(channel, 0.0))
+        self._channels[channel] = at_s
+        self.after(at_s - self.now_s, call, *arguments)
+
+    def to_owner(self, server: Server, what: str, *arguments: Any) -> None:
+        session = server.session
+
+        def arrives() -> None:
+            if server.is_dead or server.session != session:
+                return
+            if server.is_cut():
+                self._resend((server.name, "owner"), server, arrives)
+                return
+            if what != "join" and not self._knows(server):
+                self._to_joined(server, "ordered", Expel(server.name))
+                return
+            volumes = self.volumes
+            match what:
+                case "join":
+                    volumes.join(server.name, server.name, 2 * EXTENTS, self.now_s)
+                    self.to_server(server, "leased", self.now_s)
+                case "renew":
+                    volumes.renew(server.name, self.now_s)
+                    self._to_joined(server, "leased", arguments[0] + LEASE_S)
+                case "told":
+                    volumes.told(server.name, arguments[0], self.now_s)
+                case "synced":
+                    key, epoch, backup = arguments
+                    volumes.synced(server.name, key, epoch, backup, self.now_s)
+                case "peer_lost":
+                    volumes.peer_lost(server.name, arguments[0], self.now_s)
+            self.acts()
+
+        self._in_order((server.name, "owner"), arrives)
+
+    def _knows(self, server: Server) -> bool:
+        known = self.volumes.servers.get(server.name)
+        return known is not None and known.is_here
+
+    def _to_joined(self, server: Server, method: str, *arguments: Any) -> None:
+        session = server.session
+
+        def arrives() -> None:
+            if server.is_dead or not server.is_joined or server.session != session:
+                return
+            if server.is_cut():
+                self._resend(("owner", server.name), server, arrives)
+            else:
+                self._when_awake(server, getattr(server, method), *arguments)
+
+        self._in_order(("owner", server.name), arrives)
+
+    def _resend(self, channel: Any, server: Server, arrives: Callable[[], None]) -> None:
+        """Deliver a message when the network of a server is back."""
+        at_s = max(self._channels[channel], server.cut_until_s + 0.001)
+        self._channels[channel] = at_s
+        self.after(at_s - self.now_s, arrives)
+
+    def _when_awake(self, server: Server, call: Callable[..., object], *arguments: Any) -> None:
+        if server.is_dead:
+            return
+        if self.now_s < server.frozen_until_s:
+            self.after(
+                server.frozen_until_s - self.now_s, self._when_awake, server, call, *arguments
+            )
+        else:
+            call(*arguments)
+
+    def to_server(
+        self, server: Server, method: str, *arguments: Any,
+        reply: Callable[[Any], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Send a request of a client; clients reach servers that nobody else reaches."""
+
+        def arrives() -> None:
+            if reply is None:
+                self._when_awake(server, getattr(server, method), *arguments)
+            else:
+                self._when_awake(server, getattr(server, method), *arguments, answers)
+
+        def answers(answer: Any) -> None:
+            assert reply is not None
+            self.after(self.chance.expovariate(500.0), reply, answer)
+
+        self.after(self.chance.expovariate(500.0), arrives)
+
+    def is_separate(self, one: Server, other: Server) -> bool:
+        return one.is_cut() or other.is_cut()
+
+    def to_peer(
+        self, server: Server, peer: str, method: str, *arguments: Any,
+        reply: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Send a frame to a peer, over the present connection to it."""
+        other, link = self.servers[peer], server.links.get(peer)
+
+        def arrives() -> None:
+            if server.links.get(peer) != link or link is None:
+                return
+            if self.is_separate(server, other):
+                self.after(0.05, broken)
+            else:
+                self._when_awake(other, getattr(other, method), *arguments, answers)
+
+        def answers(answer: str) -> None:
+            self._in_order((peer, server.name, link), answered, answer)
+
+        def answered(answer: str) -> None:
+            if server.links.get(peer) != link or server.is_dead:
+                return
+            if self.is_separate(server, other):
+                self.after(0.05, broken)
+            else:
+                self._when_awake(server, reply, answer)
+
+        def broken() -> None:
+            if server.links.get(peer) == link and not server.is_dead:
+                server._lost(peer)
+
+        if link is not None:
+            self._in_order((server.name, peer, link), arrives)
+
+    def raise_least(self, key: ExtentKey, page: int, version: int) -> None:
+        """Note that a read which begins from now on must return at least this version."""
+        self.least[key, page] = max(self.least.get((key, page), 0), version)
+
+    # --- the owner --------------------------------------------------------------------------------
+
+    def acts(self) -> None:
+        """Carry out the owner's orders."""
+        for order in self.volumes.take_orders():
+            if isinstance(order, Moved):
+                self.after(self.chance.expovariate(500.0), self._learn, order.volume)
+            else:
+                self._to_joined(self.servers[order.server], "ordered", order)
+        due_s = self.volumes.due_s()
+        if due_s is not None and due_s != self._tick_s:
+            self._tick_s = due_s
+            self.after(max(due_s - self.now_s, 0.0) + 1e-6, self._tick)
+        for text in self.problems():
+            raise ViolationError(text)
+
+    def _tick(self) -> None:
+        self._tick_s = None
+        self.volumes.tick(self.now_s)
+        self.acts()
+
+    def _learn(self, number: int) -> None:
+        for name, volume in self.volumes.volumes.items():
+            if volume.number == number:
+                for extent, place in enumerate(self.volumes.places(name)):
+                    self.places[number, extent] = (place.epoch, place.address)
+
+    def problems(self) -> list[str]:
+        """Return broken rules of the owner's state."""
+        found = []
+        for volume in self.volumes.volumes.values():
+            for extent in volume.extents:
+                if not extent.in_sync:
+                    found.append(f"{extent.key} has no server in sync")
+                if extent.primary not in extent.in_sync and extent.stage.value != "unavailable":
+                    found.append(f"the primary of {extent.key} is not in sync")
+                for each in extent.holders:
+                    known = self.volumes.servers.get(each)
+                    if known is None or extent.key not in known.held:
+                        found.append(f"{each} does not hold {extent.key}")
+        for server in self.volumes.servers.values():
+            if server.free < 0:
+                found.append(f"{server.id} holds more than it offers")
+        return found
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def new_server(self) -> Server:
+        name = f"s{len(self.servers)}"
+        self.servers[name] = Server(self, name)
+        return self.servers[name]
+
+    def has_last_copy(self, server: Server) -> bool:
+        """Whether pages would be lost with a server."""
+        for volume in self.volumes.volumes.values():
+            for extent in volume.extents:
+                others = [self.servers[s] for s in extent.in_sync if s != server.name]
+                if server.name in extent.in_sync and not any(map(self.is_well, others)):
+                    return True
+        return False
+
+    def is_well(self, server: Server) -> bool:
+        """Whether nothing has happened to a server for some time."""
+        troubled_until_s = max(server.frozen_until_s, server.cut_until_s)
+        return self._knows(server) and not server.is_dead and troubled_until_s + 1.0 < self.now_s
+
+    def fault(self) -> None:
+        """Do something to a server, and again later."""
+        if self.now_s > FAULTS_FOR_S:
+            self.is_calm = True
+            return
+        self.after(self.chance.expovariate(1.5), self.fault)
+        living = [server for server in self.servers.values() if not server.is_dead]
+        server, chance = self.chance.choice(living), self.chance.random()
+        if any(self._knows(each) for each in self.servers.values() if each.is_dead):
+            return  # the owner does not know yet that a server has died
+        if chance < 0.3 and len(living) > 2 and not self.has_last_copy(server):
+            server.is_dead = True
+            self.after(self.chance.expovariate(100.0), self.notice, server)
+            if len(living) < 5:
+                self.after(self.chance.expovariate(2.0), self.new_server)
+        elif chance < 0.5:
+            server.frozen_until_s = self.now_s + self.chance.expovariate(1.0)
+        elif chance < 0.8:
+            server.cut_until_s = self.now_s + self.chance.expovariate(1.0)
+            if self.chance.random() < 0.5:  # its connection breaks, instead of being silent
+                self.after(self.chance.expovariate(20.0), self.notice, server)
+        elif len(living) > 3 and self._knows(server):
+            self.volumes.drain(server.name, self.now_s)
+            self.acts()
+            self.new_server()
+
+    def notice(self, server: Server) -> None:
+        """Both sides see that the connection of a server to the owner has ended."""
+        if self._knows(server):
+            self.volumes.gone(server.name, self.now_s)
+            self.acts()
+        server.is_joined = False
+
+    def run(self) -> int:
+        """Run until everything has healed; return the number of requests that were answered."""
+        self.after(0.5, self._create)
+        self.after(1.0, self.fault)
+        end_s = FAULTS_FOR_S + HEALED_FOR_S
+        while self._events and self.now_s < end_s:
+            self.now_s, _, call, arguments = heapq.heappop(self._events)
+            call(*arguments)
+        self.is_over = True
+        self._check_end()
+        return sum(client.done for client in self.clients)
+
+    def _create(self) -> None:
+        for name, replicas in (("two", 2), ("three", 3)):
+            volume = self.volumes.create(name, EXTENTS, replicas, self.now_s)
+            self.all_pages += [
+                ((volume.number, extent), page)
+                for extent in range(EXTENTS)
+                for page in range(PAGES)
+            ]
+        self.acts()
+        own = [self.all_pages[n :: self._clients] for n in range(self._clients)]
+        self.clients = [Client(self, number + 1, pages) for number, pages in enumerate(own)]
+
+    def _check_end(self) -> None:
+        """After the last fault, everything is available and has all its copies again."""
+        living = sum(not server.is_dead for server in self.servers.values())
+        for name, volume in self.volumes.volumes.items():
+            for extent, place in zip(volume.extents, self.volumes.places(name), strict=True):
+                if not place.address:
+                    raise ViolationError(f"{extent.key} is unavailable: {extent.stage} {place.why}")
+                if len(extent.in_sync) < min(volume.replicas, living):
+                    raise ViolationError(f"{extent.key} has {len(extent.in_sync)} copies")

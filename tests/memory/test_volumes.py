@@ -1,0 +1,239 @@
+"""The owner's state of volumes: room, copies, no stale read in simulated clusters (NET-3 to 5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ciel.memory.volumes import (
+    LEASE_S,
+    Connect,
+    Dismiss,
+    Expel,
+    Hold,
+    Holding,
+    Moved,
+    Order,
+    Place,
+    Retain,
+    Role,
+    VolumeError,
+    Volumes,
+)
+from ciel_tests.memory import World
+
+
+class Owner:
+    """Volumes, with servers that carry out each order at once."""
+
+    def __init__(self, *servers: str, extents_max: int = 10) -> None:
+        self.volumes = Volumes()
+        self.now_s = 0.0
+        self.extents_max = extents_max
+        self.orders: list[Order] = []
+        for server in servers:
+            self.joins(server)
+
+    def joins(self, server: str) -> None:
+        self.volumes.join(server, f"{server}:1", self.extents_max, self.now_s)
+        self.carries_out()
+
+    def carries_out(self, *, syncs: bool = True) -> None:
+        while orders := self.volumes.take_orders():
+            self.orders += orders
+            for order in orders:
+                if not isinstance(order, Hold) or not self.volumes.servers[order.server].is_here:
+                    continue
+                self.volumes.told(order.server, order.number, self.now_s)
+                for held in order.holdings if syncs else ():
+                    for backup in held.joining:
+                        self.volumes.synced(
+                            order.server, (held.volume, held.extent), held.epoch, backup,
+                            self.now_s,
+                        )  # fmt: skip
+
+    def passes(self, seconds: float, *silent: str) -> None:
+        for _ in range(round(seconds / 0.1)):
+            self.now_s += 0.1
+            for server in self.volumes.servers:
+                if server not in silent:
+                    self.volumes.renew(server, self.now_s)
+            self.volumes.tick(self.now_s)
+            self.carries_out()
+
+    def goes(self, server: str) -> None:
+        self.volumes.gone(server, self.now_s)
+        self.carries_out()
+
+    def create(self, name: str = "v", extents: int = 1, replicas: int = 2) -> None:
+        self.volumes.create(name, extents, replicas, self.now_s)
+        self.carries_out()
+
+    def holders(self, name: str = "v") -> list[list[str]]:
+        return [sorted(extent.in_sync) for extent in self.volumes.volumes[name].extents]
+
+    def place(self, name: str = "v") -> Place:
+        return self.volumes.places(name)[0]
+
+
+def test_a_new_volume_tells_its_backups_before_its_primary() -> None:
+    owner = Owner("a", "b")
+    owner.orders.clear()
+    owner.volumes.create("v", 1, 2, 0.0)
+    backup = Hold("b", 1, (Holding(1, 0, 1, Role.BACKUP),))
+    assert owner.volumes.take_orders() == [backup, Moved(1)]
+    assert owner.place() == Place(1, "", "")
+    owner.volumes.told("b", 1, 0.0)
+    primary = Hold("a", 1, (Holding(1, 0, 1, Role.PRIMARY, ("b",)),))
+    assert owner.volumes.take_orders() == [Connect("a", "b"), primary]
+    owner.volumes.told("a", 1, 0.0)
+    assert owner.volumes.take_orders() == [Moved(1)]
+    assert owner.place() == Place(1, "a:1", "")
+
+
+def test_extents_are_spread_by_free_memory() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create(extents=6)
+    assert sorted(len(server.held) for server in owner.volumes.servers.values()) == [4, 4, 4]
+
+
+def test_volumes_never_need_more_than_is_offered() -> None:
+    owner = Owner("a", "b", extents_max=3)
+    owner.create("v", extents=2)
+    with pytest.raises(VolumeError, match="needs 4 MiB on at least 2 servers; 2 MiB are free"):
+        owner.create("w", extents=2)
+    assert list(owner.volumes.volumes) == ["v"]
+    owner.create("w", extents=1)
+    owner.volumes.remove("v")
+    owner.carries_out()
+    owner.create("x", extents=2)
+
+
+@pytest.mark.parametrize(
+    "name, extents, replicas, why",
+    [
+        ("v", 1, 1, "there is a volume 'v' already"),
+        ("w", 0, 1, "at least one extent"),
+        ("w", 1, 0, "1 to 4 replicas"),
+        ("w", 1, 5, "1 to 4 replicas"),
+        ("w", 1, 3, "at least 3 servers"),
+    ],
+)
+def test_an_impossible_volume_is_refused(name: str, extents: int, replicas: int, why: str) -> None:
+    owner = Owner("a", "b")
+    owner.create()
+    with pytest.raises(VolumeError, match=why):
+        owner.create(name, extents, replicas)
+
+
+def test_an_unknown_volume_is_named() -> None:
+    owner = Owner()
+    with pytest.raises(VolumeError, match="no volume 'v'"):
+        owner.volumes.places("v")
+    with pytest.raises(VolumeError, match="no volume 'v'"):
+        owner.volumes.remove("v")
+
+
+def test_a_removed_volume_leaves_nothing() -> None:
+    owner = Owner("a", "b")
+    owner.create(extents=3)
+    owner.volumes.remove("v")
+    owner.carries_out()
+    assert all(not server.held for server in owner.volumes.servers.values())
+
+
+def test_a_lost_backup_is_replaced() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create()
+    backup = next(s for s in owner.holders()[0] if s != owner.place().address[0])
+    owner.goes(backup)
+    assert len(owner.holders()[0]) == 2
+    assert backup not in owner.holders()[0]
+
+
+def test_a_backup_takes_over_when_the_lease_of_the_primary_has_ended() -> None:
+    owner = Owner("a", "b")
+    owner.create()
+    owner.passes(1.0)
+    before = owner.place()
+    first = before.address[0]
+    owner.goes(first)
+    assert owner.place().address == ""
+    owner.passes(LEASE_S - 0.15, first)
+    assert owner.place().address == ""
+    owner.passes(0.2, first)
+    assert owner.place().address not in ("", before.address)
+    assert owner.place().epoch > before.epoch
+
+
+def test_a_silent_server_is_expelled() -> None:
+    owner = Owner("a", "b")
+    owner.create()
+    owner.passes(1.0)
+    silent = owner.place().address[0]
+    owner.passes(1.0, silent)
+    assert Expel(silent) in owner.orders
+    assert owner.place().address[0] != silent
+
+
+def test_an_extent_without_servers_waits_for_one_of_its_own() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create(replicas=1)
+    owner.passes(0.5)
+    server = owner.holders()[0][0]
+    owner.goes(server)
+    owner.passes(1.0)
+    assert owner.place() == Place(2, "", f"memory server {server} is gone, which has its pages")
+    owner.joins(server)
+    assert owner.place().address == f"{server}:1"
+    assert Retain(server, ((1, 0),)) in owner.orders
+
+
+def test_a_server_that_is_not_needed_any_more_keeps_nothing_when_it_returns() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create()
+    backup = next(s for s in owner.holders()[0] if s != owner.place().address[0])
+    owner.goes(backup)
+    owner.joins(backup)
+    assert owner.orders[-1] == Retain(backup, ())
+
+
+def test_a_draining_server_is_dismissed_when_others_have_its_pages() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create(extents=3)
+    owner.volumes.drain("a", owner.now_s)
+    owner.carries_out()
+    assert owner.holders() == [["b", "c"]] * 3
+    assert owner.orders.count(Dismiss("a")) == 1
+
+
+def test_a_draining_server_stays_while_no_other_has_room() -> None:
+    owner = Owner("a", "b")
+    owner.create()
+    owner.volumes.drain("a", owner.now_s)
+    owner.carries_out()
+    assert Dismiss("a") not in owner.orders
+    owner.joins("c")
+    assert owner.holders() == [["b", "c"]]
+    assert Dismiss("a") in owner.orders
+
+
+def test_an_unknown_server_cannot_drain() -> None:
+    with pytest.raises(VolumeError, match="no memory server z"):
+        Owner().volumes.drain("z", 0.0)
+
+
+def test_late_answers_change_nothing() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create()
+    epoch = owner.place().epoch
+    owner.volumes.synced("a", (1, 0), epoch, "c", 0.0)
+    owner.volumes.synced("a", (9, 9), epoch, "c", 0.0)
+    owner.volumes.told("a", 999, 0.0)
+    owner.volumes.peer_lost("z", "a", 0.0)
+    owner.volumes.gone("z", 0.0)
+    assert owner.place().epoch == epoch
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_no_read_is_stale_whatever_happens_to_servers(seed: int) -> None:
+    assert World(seed).run() > 500
