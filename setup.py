@@ -26,7 +26,7 @@ TOP_LEVEL_PACKAGES = ("executors", "scc", "shm", "skywriting")
 PROGRAM_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
 POOL_FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
 POOL_FLAGS += ["-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"]
-PAGES = ["ciel/memory/page_server.c", "ciel/memory/checksum.c", "-pthread"]
+PAGES = ["ciel/memory/page_server.c", "ciel/memory/page_client.c", "ciel/memory/checksum.c"]
 TABLES = ["executors/sdk/c/ciel_table.c", "ciel/arrow/holding.c", "-Iexecutors/sdk/c"]
 PARTS = runpy.run_path("scc/build_ffi.py")
 
@@ -147,7 +147,9 @@ class BuildWithPrograms(build_py):
         built = Path("." if self.editable_mode else self.build_lib, "ciel")
         for home, name, sources in (("arrow", "tables", TABLES), ("memory", "pages", PAGES)):
             (built / home).mkdir(parents=True, exist_ok=True)
-            run_compiler("-shared", "-fPIC", "-o", built / home / f"{name}.so", *sources)
+            run_compiler(
+                "-shared", "-fPIC", "-pthread", "-o", built / home / f"{name}.so", *sources
+            )
         self.build_store_pool(built / "arrow")
         if not HAS_PYTHON_HEADERS:
             self.build_libraries(rooms / "scc")

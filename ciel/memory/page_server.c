@@ -657,7 +657,8 @@ static void sync_all(struct page_server *server)
     while (*link != NULL) {
         struct sync *sync = *link;
         struct extent *extent = find(server, sync->volume, sync->extent);
-        int is_over = extent == NULL || extent->role != ROLE_PRIMARY || extent->epoch != sync->epoch;
+        int is_over =
+            extent == NULL || extent->role != ROLE_PRIMARY || extent->epoch != sync->epoch;
 
         /* Writes from before the peer joined were not forwarded to it. */
         while (!is_over && !has_pending_up_to(extent, sync->after) &&

@@ -1,9 +1,9 @@
 /* The data path of a memory server: keeps pages of volumes, and replicates them (NET-1, NET-5).
  *
  * docs/protocol/memory.md describes the frames and the rules. A volume is divided into extents of
- * 256 pages. Of each extent, one server is the primary, which orders all writes; others are backups.
- * The owner of the volume, elsewhere, decides which server is what, and gives each decision a higher
- * epoch. A server acts as primary only while its lease lasts.
+ * 256 pages. Of each extent, one server is the primary, which orders all writes; others are
+ * backups. The owner of the volume, elsewhere, decides the role of each server, and gives each
+ * decision a higher epoch. A server acts as primary only while its lease lasts.
  *
  * One thread serves all connections. Python calls the functions below from other threads. */
 #ifndef CIEL_PAGE_SERVER_H
@@ -35,8 +35,8 @@ enum status {
     STATUS_DAMAGED = 3,  /* a page does not have its checksum */
 };
 
-/* Precedes each request and each reply; numbers are little-endian. A reply repeats the fields of its
- * request, except for size and status. */
+/* Precedes each request and each reply; numbers are little-endian. A reply repeats the fields of
+ * its request, except for size and status. */
 struct frame {
     uint32_t size_bytes; /* of what follows: for n pages, n checksums of 4 bytes, then the pages */
     uint16_t op;

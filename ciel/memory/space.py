@@ -1,0 +1,191 @@
+"""A linear address space over the memory of other machines (KVB-1): `page_client.c` in Python.
+
+A companion thread answers the library in C: where extents are, and connections to servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, NamedTuple, Protocol
+
+from ciel.core.errors import CielError
+from ciel.memory.page_server import EXTENT_BYTES, LIBRARY
+from ciel.memory.volumes import Place
+
+TIMEOUT_S: Final = 2.0
+_QUESTION: Final = struct.Struct("<IIIIQ")
+_ANSWER: Final = struct.Struct("<III256s")
+_ASK_PLACE, _ASK_CONNECTION = 1, 2
+_OK, _WAIT, _FAILED = 0, 1, 2
+
+
+class SpaceError(CielError, OSError):
+    """Remote memory could not be read or written; the message says why."""
+
+
+class Attributes(NamedTuple):
+    """The size of an address space, and of the pages that a write replaces as a whole."""
+
+    size_bytes: int
+    page_bytes: int
+    replicas: int
+
+
+class Owner(Protocol):
+    """What a space asks the owner of its volume, from another thread."""
+
+    def place(self, extent: int) -> tuple[Place, int]:
+        """Return where an extent is, and the number of its server."""
+        ...
+
+    def connect(self, server: int, session: int) -> socket.socket:
+        """Connect to a server, and send the token and the session's number; raises OSError."""
+        ...
+
+
+class Space:
+    """The address space of a volume; any thread may use it.
+
+    Writes of whole pages are atomic, and a read returns the last write that has ended. A write of a
+    part of a page reads the rest of it first: two such writes to one page must not run at once.
+    """
+
+    def __init__(
+        self, owner: Owner, volume: int, extents: int, replicas: int, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Open the volume of a number.
+
+        `timeout_s`: calls raise SpaceError if servers do not answer for so long.
+        """
+        self._attributes = Attributes(extents * EXTENT_BYTES, 4096, replicas)
+        self._library = _library()
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._companion = _Companion(owner, own)
+        self._volume = self._library.page_volume_open(theirs.detach(), volume, extents, timeout_s)
+        self._sessions: list[Any] = []
+        self._free: list[Any] = []
+        self._lock = threading.Lock()
+
+    def attributes(self) -> Attributes:
+        return self._attributes
+
+    def read(self, address: int, length: int) -> bytes:
+        """Return bytes; raises SpaceError, and ValueError if they lie outside."""
+        self._check(address, length)
+        content = ctypes.create_string_buffer(length)
+        self._call(self._library.page_session_read, content, length, address)
+        return content.raw
+
+    def write(self, address: int, content: bytes | bytearray | memoryview) -> None:
+        """Write bytes; raises SpaceError, and ValueError if they lie outside."""
+        view = bytes(content)
+        self._check(address, len(view))
+        self._call(self._library.page_session_write, view, len(view), address)
+
+    def trim(self, address: int, length: int) -> None:
+        """Let bytes be zeros, and free their pages; raises as `write` does."""
+        self._check(address, length)
+        self._call(self._library.page_session_trim, length, address)
+
+    def close(self) -> None:
+        """Close all connections. No call may be running."""
+        with self._lock:
+            for session in self._sessions:
+                self._library.page_session_close(session)
+            self._sessions.clear()
+            self._free.clear()
+            if self._volume:
+                self._library.page_volume_close(self._volume)
+                self._volume = None
+        self._companion.join()
+
+    def _check(self, address: int, length: int) -> None:
+        if address < 0 or length < 0 or address + length > self._attributes.size_bytes:
+            raise ValueError(
+                f"bytes {address} to {address + length} are not within the address space of "
+                f"{self._attributes.size_bytes} bytes"
+            )
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        session = self._take()
+        try:
+            if function(session, *arguments):
+                raise SpaceError(self._library.page_session_why(session).decode(errors="replace"))
+        finally:
+            self._free.append(session)
+
+    def _take(self) -> Any:
+        """Return a session that no other thread uses."""
+        with self._lock:
+            if not self._volume:
+                raise SpaceError("the address space is closed")
+            if self._free:
+                return self._free.pop()
+            session = self._library.page_session_open(self._volume)
+            if not session:
+                raise MemoryError("there is no memory for another session")
+            self._sessions.append(session)
+            return session
+
+
+class _Companion(threading.Thread):
+    """Answers the library in C until it closes its end."""
+
+    def __init__(self, owner: Owner, own: socket.socket) -> None:
+        super().__init__(name="ciel-memory-companion", daemon=True)
+        self._owner = owner
+        self._socket = own
+        self.start()
+
+    def run(self) -> None:
+        with self._socket:
+            while question := self._socket.recv(_QUESTION.size):
+                kind, extent, server, _, session = _QUESTION.unpack(question)
+                try:
+                    if kind == _ASK_PLACE:
+                        self._socket.send(self._place(extent))
+                    else:
+                        self._connect(server, session)
+                except OSError as error:
+                    with contextlib.suppress(OSError):
+                        self._socket.send(_answer(_WAIT, why=str(error)))
+
+    def _place(self, extent: int) -> bytes:
+        place, server = self._owner.place(extent)
+        if not place.address:
+            return _answer(_WAIT, why=place.why)
+        return _answer(_OK, place.epoch, server)
+
+    def _connect(self, server: int, session: int) -> None:
+        with self._owner.connect(server, session) as connected:
+            socket.send_fds(self._socket, [_answer(_OK)], [connected.fileno()])
+
+
+def _answer(status: int, epoch: int = 0, server: int = 0, why: str = "") -> bytes:
+    return _ANSWER.pack(status, epoch, server, why.encode()[:255])
+
+
+@cache
+def _library() -> Any:
+    library = ctypes.CDLL(str(LIBRARY))
+    handle, size = ctypes.c_void_p, ctypes.c_uint64
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "page_volume_open": (handle, (ctypes.c_int, size, ctypes.c_uint32, ctypes.c_double)),
+        "page_volume_close": (None, (handle,)),
+        "page_session_open": (handle, (handle,)),
+        "page_session_close": (None, (handle,)),
+        "page_session_read": (ctypes.c_int, (handle, handle, size, size)),
+        "page_session_write": (ctypes.c_int, (handle, ctypes.c_char_p, size, size)),
+        "page_session_trim": (ctypes.c_int, (handle, size, size)),
+        "page_session_why": (ctypes.c_char_p, (handle,)),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
