@@ -53,6 +53,7 @@ struct slot {
 static struct {
     struct slot *slots;
     uint32_t own; /* this process: a random number */
+    _Atomic uint64_t beat_ms; /* the time of the last heartbeat */
     atomic_bool is_ours[SLOT_COUNT];
 } device;
 
@@ -76,8 +77,8 @@ static void *beat(void *unused)
     (void)unused;
     static const char text[] = "this process stood still for so long that others may have taken "
                                "its place in the image, so it ends\n";
-    for (uint64_t last_ms = now_ms();; pause_ms(BEAT_MS)) {
-        const uint64_t time_ms = now_ms();
+    for (;; pause_ms(BEAT_MS)) {
+        const uint64_t time_ms = now_ms(), last_ms = atomic_load(&device.beat_ms);
         bool has_slots = false;
         for (int i = 0; i < SLOT_COUNT; i++)
             if (atomic_load(&device.is_ours[i])) {
@@ -89,9 +90,15 @@ static void *beat(void *unused)
             (void)written;
             _exit(TOOL_FAILED);
         }
-        last_ms = time_ms;
+        atomic_store(&device.beat_ms, time_ms);
     }
     return NULL;
+}
+
+void device_await_verdict(void)
+{
+    while (device.own && now_ms() - atomic_load(&device.beat_ms) > LATE_MS)
+        pause_ms(BEAT_MS);
 }
 
 /* Return whether the owner of a slot lives. Waits until its heart beats, or for DEAD_MS. */
@@ -245,6 +252,7 @@ bool device_begin(struct tool *tool)
     while (!device.own)
         if (getrandom(&device.own, sizeof device.own, 0) < 0 && errno != EINTR)
             break;
+    atomic_store(&device.beat_ms, now_ms());
     int error = device.own ? pthread_create(&thread, NULL, beat, NULL) : errno;
     if (!error)
         return true;

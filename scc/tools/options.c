@@ -51,6 +51,7 @@ static void say(const struct tool *tool, const char *format, va_list arguments)
 int tool_failed(struct tool *tool, const char *format, ...)
 {
     va_list arguments;
+    device_await_verdict();
     va_start(arguments, format);
     say(tool, format, arguments);
     va_end(arguments);

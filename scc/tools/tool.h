@@ -117,6 +117,10 @@ bool device_make(struct tool *tool, struct tool_image *image, struct shmfs_geome
 /* Start the heartbeats of this process. Prints the reason on failure. */
 bool device_begin(struct tool *tool);
 
+/* Call this after a failure: if this process stood still, others may have closed its files. Its
+ * heartbeats then end it, with the right text. */
+void device_await_verdict(void);
+
 /* Functions for `struct shmfs_options`. */
 bool device_lives(void *unused, uint32_t client, uint32_t generation);
 bool device_claim(void *unused, uint32_t client, bool wants);
