@@ -1,28 +1,22 @@
 """A linear address space over the memory of other machines (KVB-1): `page_client.c` in Python.
 
-A companion thread answers the library in C: where extents are, and connections to servers.
+Any thread may read and write; the library in C has a session for each.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import CielError
+from ciel.memory.companion import Companion, Owner
 from ciel.memory.page_server import EXTENT_BYTES, LIBRARY
-from ciel.memory.volumes import Place
 
 TIMEOUT_S: Final = 2.0
-_QUESTION: Final = struct.Struct("<IIIIQ")
-_ANSWER: Final = struct.Struct("<III256s")
-_ASK_PLACE, _ASK_CONNECTION = 1, 2
-_OK, _WAIT, _FAILED = 0, 1, 2
 
 
 class SpaceError(CielError, OSError):
@@ -35,18 +29,6 @@ class Attributes(NamedTuple):
     size_bytes: int
     page_bytes: int
     replicas: int
-
-
-class Owner(Protocol):
-    """What a space asks the owner of its volume, from another thread."""
-
-    def place(self, extent: int) -> tuple[Place, int]:
-        """Return where an extent is, and the number of its server."""
-        ...
-
-    def connect(self, server: int, session: int) -> socket.socket:
-        """Connect to a server, and send the token and the session's number; raises OSError."""
-        ...
 
 
 class Space:
@@ -66,7 +48,7 @@ class Space:
         self._attributes = Attributes(extents * EXTENT_BYTES, 4096, replicas)
         self._library = _library()
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._companion = _Companion(owner, own)
+        self._companion = Companion(owner, own)
         self._volume = self._library.page_volume_open(theirs.detach(), volume, extents, timeout_s)
         self._sessions: list[Any] = []
         self._free: list[Any] = []
@@ -132,43 +114,6 @@ class Space:
                 raise MemoryError("there is no memory for another session")
             self._sessions.append(session)
             return session
-
-
-class _Companion(threading.Thread):
-    """Answers the library in C until it closes its end."""
-
-    def __init__(self, owner: Owner, own: socket.socket) -> None:
-        super().__init__(name="ciel-memory-companion", daemon=True)
-        self._owner = owner
-        self._socket = own
-        self.start()
-
-    def run(self) -> None:
-        with self._socket:
-            while question := self._socket.recv(_QUESTION.size):
-                kind, extent, server, _, session = _QUESTION.unpack(question)
-                try:
-                    if kind == _ASK_PLACE:
-                        self._socket.send(self._place(extent))
-                    else:
-                        self._connect(server, session)
-                except OSError as error:
-                    with contextlib.suppress(OSError):
-                        self._socket.send(_answer(_WAIT, why=str(error)))
-
-    def _place(self, extent: int) -> bytes:
-        place, server = self._owner.place(extent)
-        if not place.address:
-            return _answer(_WAIT, why=place.why)
-        return _answer(_OK, place.epoch, server)
-
-    def _connect(self, server: int, session: int) -> None:
-        with self._owner.connect(server, session) as connected:
-            socket.send_fds(self._socket, [_answer(_OK)], [connected.fileno()])
-
-
-def _answer(status: int, epoch: int = 0, server: int = 0, why: str = "") -> bytes:
-    return _ANSWER.pack(status, epoch, server, why.encode()[:255])
 
 
 @cache
