@@ -758,7 +758,8 @@ static void carry_out(struct page_server *server, struct connection *connection,
         write_pages(server, connection, frame, content);
 }
 
-/* Find out who has connected: the token belongs to a client, or to a peer (session 0). */
+/* Find out who has connected: the token belongs to a client, or to a peer (session 0). The token may
+ * be allowed later: the connection waits for that. */
 static void admit(struct page_server *server, struct connection *connection)
 {
     struct buffer *in = &connection->in;
@@ -773,10 +774,10 @@ static void admit(struct page_server *server, struct connection *connection)
         if (!differs && server->tokens[n].until_s > now_s())
             found = &server->tokens[n];
     }
-    if (found == NULL) {
-        give_up(server, connection);
+    struct epoll_event event = {.events = found == NULL ? 0 : EPOLLIN, .data.ptr = connection};
+    epoll_ctl(server->epoll, EPOLL_CTL_MOD, connection->fd, &event);
+    if (found == NULL)
         return;
-    }
     memset(found, 0, sizeof *found);
     memcpy(&connection->session, in->bytes + in->start + TOKEN_BYTES, 8);
     in->start += HELLO_BYTES;
@@ -813,7 +814,7 @@ static size_t wanted(const struct connection *connection)
     struct frame frame;
 
     if (connection->kind == STRANGER)
-        return HELLO_BYTES; /* a stranger gets no more memory than it needs */
+        return HELLO_BYTES - held(in); /* of what follows, nothing is read before it is admitted */
     if (held(in) < sizeof frame)
         return READ_BYTES;
     memcpy(&frame, in->bytes + in->start, sizeof frame);
@@ -915,7 +916,9 @@ static void *serve(void *argument)
             }
             if (events[n].events & EPOLLOUT)
                 send_now(server, connection);
-            if (events[n].events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !connection->is_closing)
+            if (connection->kind == STRANGER && held(&connection->in) >= HELLO_BYTES)
+                give_up(server, connection); /* it has ended while it waited */
+            else if (events[n].events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !connection->is_closing)
                 receive(server, connection);
         }
         sync_all(server);
@@ -1078,6 +1081,9 @@ int page_server_allow(struct page_server *server, const uint8_t token[TOKEN_BYTE
             server->tokens[n].until_s = now + for_s;
             is_kept = 1;
         }
+    for (struct connection *each = server->connections; each != NULL; each = each->next)
+        if (each->kind == STRANGER && !each->is_closing)
+            process(server, each);
     pthread_mutex_unlock(&server->mutex);
     if (!is_kept)
         errno = EAGAIN;

@@ -527,12 +527,27 @@ def test_writers_do_not_disturb_a_join(make: Make) -> None:
 # --- hostile peers --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # 5 s
 def test_a_stranger_without_a_token_is_turned_away(server: Server) -> None:
     caller = Caller(server)
-    for hello in (bytes(40), os.urandom(40), b"GET / HTTP/1.1\r\n" * 3):
+    for hello in (b"", bytes(40), os.urandom(50), b"GET / HTTP/1.1\r\n" * 3):
         caller.socket = server.connect()
         caller.socket.sendall(hello)
-        assert caller.is_closed()
+    assert caller.is_closed()
+
+
+def test_a_connection_may_be_there_before_its_token(server: Server) -> None:
+    token, caller = os.urandom(TOKEN_BYTES), Caller(server)
+    caller.socket = server.connect()
+    caller.socket.sendall(token + struct.pack("<Q", 77))
+    caller.send(WRITE, 0, [page("early")])
+    caller.socket.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        caller.reply()
+    server.pages.allow(token, 5.0)
+    caller.socket.settimeout(WITHIN_S)
+    assert caller.reply().status == OK
+    assert caller.read(0) == page("early")
 
 
 def test_a_token_is_for_one_connection(server: Server) -> None:
@@ -542,10 +557,12 @@ def test_a_token_is_for_one_connection(server: Server) -> None:
     for is_first in (True, False):
         caller.socket = server.connect()
         caller.socket.sendall(token + struct.pack("<Q", 77))
+        caller.send(READ, 0, 1)
         if is_first:
-            assert caller.read(0) == ZEROS
-        else:
-            assert caller.is_closed()
+            assert caller.reply().content == ZEROS
+    caller.socket.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        caller.reply()
 
 
 def test_an_old_token_is_worth_nothing(server: Server) -> None:
@@ -554,7 +571,9 @@ def test_an_old_token_is_worth_nothing(server: Server) -> None:
     caller = Caller(server)
     caller.socket = server.connect()
     caller.socket.sendall(token + struct.pack("<Q", 77))
-    assert caller.is_closed()
+    caller.socket.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        caller.reply()
 
 
 def test_tokens_are_limited(server: Server) -> None:
