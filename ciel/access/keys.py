@@ -25,6 +25,7 @@ class Role(StrEnum):
     SUBMIT = "submit"
     WORKER = "worker"
     STANDBY = "standby"
+    MEMORY = "memory"
     READ = "read"
 
     def permits(self, needed: "Role") -> bool:

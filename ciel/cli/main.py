@@ -27,6 +27,7 @@ COMMANDS = {
     "flight": ("flight", "serve tables to clients of Arrow Flight"),
     "worker": ("worker", "list the workers, and drain one"),
     "master": ("master", "restart the master"),
+    "memory": ("memory.command", "volumes over the memory of other machines"),
     "store": ("store", "show the contents and the activity of the workers' stores"),
     "shmfs": ("shmfs", "show shared memory as a directory"),
     "journal": ("journal", "check and show the journal of a master"),

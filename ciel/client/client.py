@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ciel.client.jobs.job import Job
     from ciel.client.jobs.output_forwarding import Sink
     from ciel.client.views.explanation import Explanation
+    from ciel.memory.space import Space
     from ciel.python.calls import Mapped
     from ciel.python.tasks import Several
 
@@ -374,6 +375,16 @@ class Client(Shown, JobClient):
         return raw.lot.ref
 
     # --- values -----------------------------------------------------------------------------------
+
+    def memory(self, name: str, timeout_s: float = 2.0) -> Space:
+        """Open the address space of a volume over the memory of other machines.
+
+        `timeout_s`: its calls raise SpaceError if servers do not answer for so long. Close it after
+        use, before the client.
+        """
+        from ciel.client.memory import open_space
+
+        return open_space(self, name, timeout_s)
 
     def put(self, value: T, *, copies: int | None = None) -> Future[T]:
         """Store a value once, and return its future, to be an argument of many tasks.

@@ -501,6 +501,91 @@ class JournalStored(NamedTuple):
     number: int
 
 
+# --- memory server to master ----------------------------------------------------------------------
+
+
+class LeaseAsked(NamedTuple):
+    """A memory server wants to act as primary. `asked_us`: when it asked, by its own clock."""
+
+    asked_us: int
+
+
+class RolesTaken(NamedTuple):
+    """A memory server has carried out `TakeRoles`."""
+
+    number: int
+
+
+class ExtentSynced(NamedTuple):
+    """A joining backup, whose number is `peer`, has all pages of an extent."""
+
+    volume: int
+    extent: int
+    epoch: int
+    peer: int
+
+
+class PeerServerLost(NamedTuple):
+    """The connection of a memory server to a backup has ended, or was impossible."""
+
+    peer: int
+
+
+# --- master to memory server ----------------------------------------------------------------------
+
+
+class LeaseGranted(NamedTuple):
+    """A memory server may act as primary until this time after it asked."""
+
+    asked_us: int
+    for_us: int
+
+
+class AllowToken(NamedTuple):
+    """Accept one connection that begins with a token, in hexadecimal digits."""
+
+    token: str
+
+
+class ConnectServer(NamedTuple):
+    """Connect to another memory server, which becomes the peer of this number."""
+
+    peer: int
+    address: str
+    token: str
+
+
+class ExtentRole(NamedTuple):
+    """The role of a memory server for an extent: 0 none, 1 primary, 2 backup, 3 joining.
+
+    `backups` and `joining`: numbers of peers; those that join are backups, too.
+    """
+
+    volume: int
+    extent: int
+    epoch: int
+    role: int
+    backups: tuple[int, ...] = ()
+    joining: tuple[int, ...] = ()
+
+
+class TakeRoles(NamedTuple):
+    """Take over roles, in order; answer by `RolesTaken` with the same number."""
+
+    number: int
+    roles: tuple[ExtentRole, ...]
+
+
+class KeepExtents(NamedTuple):
+    """Forget all extents, except these: pairs of volume and extent."""
+
+    extents: tuple[tuple[int, int], ...]
+
+
+class DismissServer(NamedTuple):
+    """Leave, and end: other memory servers have all pages."""
+
+
 # --- master to client -----------------------------------------------------------------------------
 
 
@@ -603,11 +688,18 @@ FromWorker = (
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat
+FromMemory = LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | Heartbeat
+ToMemory = (
+    LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer | Heartbeat
+)  # fmt: skip
 InJournal = (
     MasterStarted | SuccessionChanged | JobNoted | WorkerSeen | WorkerLeft | AttemptFailed
     | JournalCompacted
 )  # fmt: skip
-Message = FromClient | ToClient | ToWorker | FromWorker | ToStandby | FromStandby | InJournal
+Message = (
+    FromClient | ToClient | ToWorker | FromWorker | ToStandby | FromStandby | FromMemory | ToMemory
+    | InJournal
+)  # fmt: skip
 
 COPIES_MAX = 8
 """The largest number of copies of an object that workers maintain: a client uploads each of them,

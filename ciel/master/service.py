@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
@@ -78,6 +78,13 @@ ProbeAddress = Callable[[Any, str, Callable[[bool], object]], None]
 log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
+class MemoryQueries(Protocol):
+    """What the service needs of `MemoryServers`; both raise CielError."""
+
+    def answer(self, topic: str, argument: Mapping[str, Any]) -> Any: ...
+    def change(self, topic: str, argument: Mapping[str, Any]) -> Any: ...
+
+
 class MasterService:
     """Owns the control connections of one master."""
 
@@ -113,6 +120,8 @@ class MasterService:
         self.on_workers_changed: Callable[[], object] = lambda: None
         """Called when a worker has joined or was lost."""
         self._masters: tuple[str, ...] = ()
+        self.memory: MemoryQueries | None = None
+        """Answers queries about memory servers, and carries out requests."""
         self.on_inconsistent: Callable[[str], object] = _raise
         """Called with a reason when the tables of the machine contradict each other."""
         self._bug_seen = ""  # the first unexpected error of this tick
@@ -422,7 +431,9 @@ class MasterService:
         self._ticks.at_end(self._end_tick)
 
     def answer(self, topic: str, argument: Any) -> Any:
-        """Answer a query with a JSON value; raises UnknownQueryError."""
+        """Answer a query with a JSON value; raises CielError."""
+        if self.memory is not None and topic.startswith("memory"):
+            return self.memory.answer(topic, argument if isinstance(argument, dict) else {})
         value = topics.answer(self.machine, topic, argument, self._reactor.seconds())
         if topic == "status":
             # Times of jobs are read from this master's clock, so clients need its current time.
@@ -433,6 +444,8 @@ class MasterService:
 
     def change(self, topic: str, argument: Any) -> Any:
         """Carry out a change and return its result; raises CielError."""
+        if self.memory is not None and topic.startswith("memory"):
+            return self.memory.change(topic, argument if isinstance(argument, dict) else {})
         try:
             read = from_json(argument)  # decodes the references in it
         except WireError as error:

@@ -20,6 +20,7 @@ from ciel.core.masters import NO_BALLOT, Ballot
 from ciel.journal.directory import find_files, number_of
 from ciel.journal.file_journal import FileJournal
 from ciel.journal.groups import HEADER
+from ciel.master.memory import MemoryServers
 from ciel.master.service import MasterService
 from ciel.master.succession.candidacy import VoterAnswer
 from ciel.master.succession.feed import Feed
@@ -255,12 +256,17 @@ class Standbys:
 class ByRole:
     """Passes the events of connections to the owner for the role of the peer."""
 
-    def __init__(self, service: MasterService, standbys: Standbys | None) -> None:
+    def __init__(
+        self, service: MasterService, memory: MemoryServers, standbys: Standbys | None
+    ) -> None:
         self._service = service
+        self._memory = memory
         self._standbys = standbys
 
     def _owner(self, peer: ControlPeer) -> Any:
         assert peer.hello is not None
+        if peer.hello.role is Role.MEMORY:
+            return self._memory
         is_standby = peer.hello.role is Role.STANDBY
         return self._standbys if is_standby and self._standbys is not None else self._service
 

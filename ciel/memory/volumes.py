@@ -305,9 +305,8 @@ class Volumes:
 
     def remove(self, name: str) -> None:
         """Remove a volume and its pages; raises VolumeError."""
-        volume = self.volumes.pop(name, None)
-        if volume is None:
-            raise VolumeError(f"there is no volume {name!r}")
+        volume = self.named(name)
+        del self.volumes[name]
         for extent in volume.extents:
             self._short.pop(extent, None)
             self._crowded.pop(extent, None)
@@ -325,14 +324,19 @@ class Volumes:
             if server.is_draining and server.is_here and not server.held:
                 self._orders.append(Dismiss(server.id))
 
-    def places(self, name: str) -> list[Place]:
-        """Return where the extents of a volume are; raises VolumeError."""
+    def named(self, name: str) -> Volume:
+        """Return a volume; raises VolumeError."""
         volume = self.volumes.get(name)
         if volume is None:
             raise VolumeError(f"there is no volume {name!r}")
-        return [self._place(extent) for extent in volume.extents]
+        return volume
 
-    def _place(self, extent: Extent) -> Place:
+    def places(self, name: str) -> list[Place]:
+        """Return where the extents of a volume are; raises VolumeError."""
+        return [self.place(extent) for extent in self.named(name).extents]
+
+    def place(self, extent: Extent) -> Place:
+        """Return where an extent is."""
         if extent.stage is _Stage.READY:
             return Place(extent.epoch, self.servers[extent.primary].address, "")
         if extent.stage is _Stage.UNAVAILABLE:

@@ -37,9 +37,11 @@ from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, Wir
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
 from ciel.wire.messages import (
     FROM_CLIENT,
+    FROM_MEMORY,
     FROM_STANDBY,
     FROM_WORKER,
     TO_CLIENT,
+    TO_MEMORY,
     TO_STANDBY,
     TO_WORKER,
     decode_all,
@@ -72,6 +74,7 @@ ACCEPTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.SUBMIT: FROM_CLIENT,
     Role.WORKER: FROM_WORKER,
     Role.STANDBY: FROM_STANDBY,
+    Role.MEMORY: FROM_MEMORY,
     Role.READ: frozenset((Ask, Heartbeat)),
 }
 """The messages that an accepting side accepts from a peer of each role."""
@@ -81,6 +84,7 @@ EXPECTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.SUBMIT: TO_CLIENT,
     Role.WORKER: TO_WORKER,
     Role.STANDBY: TO_STANDBY,
+    Role.MEMORY: TO_MEMORY,
     Role.READ: TO_CLIENT,
 }
 """The messages that a connecting side accepts when it connected in each role."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 from ciel.core.errors import InvalidIdError
 from ciel.core.events import (
     AddTask,
+    AllowToken,
     Answer,
     Ask,
     AssignTask,
@@ -23,15 +24,20 @@ from ciel.core.events import (
     Change,
     CloseJob,
     CompareObjects,
+    ConnectServer,
     ContentDiffers,
     CopyObjects,
     CopyTimed,
     DescribeJob,
     DiskQueued,
+    DismissServer,
     DismissWorker,
     DrainWorker,
     DropObjects,
+    ExtentRole,
+    ExtentSynced,
     FromClient,
+    FromMemory,
     FromStandby,
     FromWorker,
     Heartbeat,
@@ -45,6 +51,9 @@ from ciel.core.events import (
     JournalCopyEnds,
     JournalGrew,
     JournalStored,
+    KeepExtents,
+    LeaseAsked,
+    LeaseGranted,
     MastersNamed,
     MasterStarted,
     MeetWorkers,
@@ -53,11 +62,13 @@ from ciel.core.events import (
     NotCopied,
     ObjectSettled,
     ObjectsStored,
+    PeerServerLost,
     RecallTasks,
     Received,
     ReleaseObjects,
     ReplicateObjects,
     RequestRefused,
+    RolesTaken,
     SpawnTask,
     StartOver,
     StoreListed,
@@ -65,10 +76,12 @@ from ciel.core.events import (
     StreamsOpened,
     SubmitJob,
     SuccessionChanged,
+    TakeRoles,
     TaskFault,
     TaskPrinted,
     TaskReported,
     ToClient,
+    ToMemory,
     ToStandby,
     ToWorker,
     WantObjects,
@@ -253,6 +266,30 @@ def _read_change(f: Fields, payload: bytes) -> Change:
     return Change(_count(f[0]), _text(f[1]), codec.decode(payload))
 
 
+def _read_numbers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise DecodeError("a list of numbers was expected")
+    return tuple(map(_count, value))
+
+
+def _read_roles(value: Any) -> tuple[ExtentRole, ...]:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 6 for i in value):
+        raise DecodeError("roles must be lists of six fields")
+    roles = []
+    for volume, extent, epoch, role, backups, joining in value:
+        names = _read_numbers(backups), _read_numbers(joining)
+        roles.append(
+            ExtentRole(_count(volume), _count(extent), _count(epoch), _count(role), *names)
+        )
+    return tuple(roles)
+
+
+def _read_extents(value: Any) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 2 for i in value):
+        raise DecodeError("extents must be pairs of numbers")
+    return tuple([(_count(volume), _count(extent)) for volume, extent in value])
+
+
 class FieldCodec(NamedTuple):
     """Encodes and decodes one field of a message.
 
@@ -300,6 +337,8 @@ LOSSES = FieldCodec(("tuple[tuple[ObjectId, str], ...]",), _pairs, _read_losses)
 NEIGHBOURS = FieldCodec(("tuple[Neighbour, ...]",), _pairs, _read_neighbours)
 FAULT = FieldCodec(("TaskFault",), list, _read_fault)
 SUCCESSION = FieldCodec(("Succession",), succession_to_json, succession_from_json)
+ROLES = FieldCodec(("tuple[ExtentRole, ...]",), _pairs, _read_roles)
+EXTENTS = FieldCodec(("tuple[tuple[int, int], ...]",), _pairs, _read_extents)
 LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
 
 _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
@@ -341,6 +380,16 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     WorkerLeft: ("worker_left", (TEXT,)),
     AttemptFailed: ("attempt_failed", (ID, COUNT, TEXT, FAULT, FLAG)),
     JournalCompacted: ("compacted", (COUNT,)),
+    LeaseAsked: ("lease_asked", (COUNT,)),
+    RolesTaken: ("roles_taken", (COUNT,)),
+    ExtentSynced: ("synced", (COUNT, COUNT, COUNT, COUNT)),
+    PeerServerLost: ("peer_lost", (COUNT,)),
+    LeaseGranted: ("lease", (COUNT, COUNT)),
+    AllowToken: ("allow", (TEXT,)),
+    ConnectServer: ("connect", (COUNT, TEXT, TEXT)),
+    TakeRoles: ("roles", (COUNT, ROLES)),
+    KeepExtents: ("keep", (EXTENTS,)),
+    DismissServer: ("dismiss_server", ()),
     Received: ("received", (COUNT,)),
     Heartbeat: ("alive", ()),
 }
@@ -454,6 +503,8 @@ FROM_WORKER: frozenset[type] = frozenset(get_args(FromWorker))
 TO_WORKER: frozenset[type] = frozenset(get_args(ToWorker))
 FROM_STANDBY: frozenset[type] = frozenset(get_args(FromStandby))
 TO_STANDBY: frozenset[type] = frozenset(get_args(ToStandby))
+FROM_MEMORY: frozenset[type] = frozenset(get_args(FromMemory))
+TO_MEMORY: frozenset[type] = frozenset(get_args(ToMemory))
 IN_JOURNAL: frozenset[type] = frozenset(get_args(InJournal))
 
 

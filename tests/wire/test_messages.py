@@ -21,6 +21,7 @@ from ciel.core.events import (
     DescribeJob,
     DiskQueued,
     DropObjects,
+    ExtentRole,
     Heartbeat,
     InputsLost,
     JobChanged,
@@ -64,20 +65,24 @@ from ciel.wire.messages import (
     _PLAIN,
     _SPECIAL,
     COUNT,
+    EXTENTS,
     FAULT,
     FLAG,
     FROM_CLIENT,
+    FROM_MEMORY,
     FROM_STANDBY,
     FROM_WORKER,
     ID,
     IN_JOURNAL,
     REFERENCES,
+    ROLES,
     SECONDS,
     SECONDS_OR_NULL,
     SUCCESSION,
     TEXT,
     TEXTS,
     TO_CLIENT,
+    TO_MEMORY,
     TO_STANDBY,
     TO_WORKER,
     FieldCodec,
@@ -86,7 +91,15 @@ from ciel.wire.messages import (
 )
 
 EVERYTHING = (
-    FROM_CLIENT | FROM_WORKER | FROM_STANDBY | TO_CLIENT | TO_WORKER | TO_STANDBY | IN_JOURNAL
+    FROM_CLIENT
+    | FROM_WORKER
+    | FROM_STANDBY
+    | FROM_MEMORY
+    | TO_CLIENT
+    | TO_WORKER
+    | TO_STANDBY
+    | TO_MEMORY
+    | IN_JOURNAL
 )
 
 SCHEDULED = (
@@ -190,11 +203,15 @@ successions = st.builds(
 )  # fmt: skip
 attempts = st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)
 messages[AttemptsKept] = st.builds(AttemptsKept, attempts, several_ids, several_ids)
+numbers = st.lists(counts, max_size=3).map(tuple)
+extent_roles = st.builds(ExtentRole, counts, counts, counts, counts, numbers, numbers)
 of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
     FAULT: st.builds(TaskFault, texts, texts),
     SECONDS_OR_NULL: st.none() | seconds, REFERENCES: refs,
     TEXTS: st.lists(texts, max_size=2).map(tuple), SUCCESSION: successions,
+    ROLES: st.lists(extent_roles, max_size=3).map(tuple),
+    EXTENTS: st.lists(st.tuples(counts, counts), max_size=3).map(tuple),
 }  # fmt: skip
 for added, (_, codecs_of) in _PLAIN.items():
     if added not in messages and all(field in of_codec for field in codecs_of):

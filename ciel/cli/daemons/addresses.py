@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 
 from twisted.internet.defer import CancelledError
 from twisted.python.failure import Failure
@@ -59,6 +60,19 @@ def advertised(options: argparse.Namespace) -> Address:
 def with_port(address: Address, found: Address) -> str:
     """Return an advertised address as text, with the bound port in place of port 0."""
     return netloc(address.host, address.port or found.port)
+
+
+def reachable(control: str, url: str) -> str:
+    """Return an address by which this process reaches the master's control port.
+
+    It is the control address if that socket is in this network namespace, else the host and port of
+    the URL.
+    """
+    name = control.removeprefix("unix:")
+    if name == control:
+        return control
+    sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
+    return control if name in sockets else url.removeprefix("http://")
 
 
 def require_reachable(own_host: str, master_url: str) -> None:

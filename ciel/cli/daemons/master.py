@@ -36,6 +36,7 @@ from ciel.core.masters import Ballot, Succession, promoted_epoch
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
+from ciel.master.memory import MemoryServers
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
 from ciel.master.standbys import ByRole, Standbys
@@ -222,13 +223,15 @@ class Master:
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
         service.on_inconsistent = self._fail_inconsistent
-        owner: Owner = ByRole(service, None)
+        memory = service.memory = MemoryServers(reactor)
+        self._closers.append(memory.close)
+        owner: Owner = ByRole(service, memory, None)
         if file_journal is not None:
             file_journal.on_durable = service.journal_durable
             file_journal.on_failed = self.fail
             self._compact(file_journal)
             tenure = Tenure(reign, file_journal, is_recorded=bool(before))
-            owner = self._serve_standbys(key, file_journal, tenure, service)
+            owner = self._serve_standbys(key, file_journal, tenure, service, memory)
 
         def build() -> ControlPeer:
             session = Session.acceptor(
@@ -270,11 +273,12 @@ class Master:
         self._closers.append(compactor.close)
 
     def _serve_standbys(
-        self, key: Key, journal: FileJournal, tenure: Tenure, service: MasterService
-    ) -> Owner:
+        self, key: Key, journal: FileJournal, tenure: Tenure, service: MasterService,
+        memory: MemoryServers,
+    ) -> Owner:  # fmt: skip
         """Let standbys follow the journal; return the owner of all connections."""
         if self._options.embedded:
-            return ByRole(service, None)
+            return ByRole(service, memory, None)
         voters = Voters(self._reactor, key)
         standbys = Standbys(self._reactor, journal, tenure, service, voters)
         journal.on_durable = standbys.journal_durable
@@ -283,7 +287,7 @@ class Master:
         service.on_workers_changed = lambda: standbys.workers_changed(service.voters())
         self._closers.append(standbys.close)
         standbys.begin()
-        return ByRole(service, standbys)
+        return ByRole(service, memory, standbys)
 
     def _name_masters(self, service: MasterService, urls: tuple[str, ...]) -> None:
         """Send the addresses of the masters to all clients, and write them into the access file."""

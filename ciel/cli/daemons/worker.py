@@ -19,6 +19,7 @@ from ciel.access.settings import find_master
 from ciel.cli.daemons.addresses import (
     advertised,
     host_and_port,
+    reachable,
     reachable_address,
     require_reachable,
     try_address,
@@ -558,19 +559,6 @@ def _io_policy(text: str) -> Policy:
         return Policy.from_text(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def reachable(control: str, url: str) -> str:
-    """Return an address by which this process reaches the master's control port.
-
-    It is the control address if that socket is in this network namespace, else the host and port of
-    the URL.
-    """
-    name = control.removeprefix("unix:")
-    if name == control:
-        return control
-    sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
-    return control if name in sockets else url.removeprefix("http://")
 
 
 def held_by(store: ObjectStore) -> dict[ObjectId, int]:

@@ -1,0 +1,1 @@
+"""`ciel memory`: volumes over the memory of other machines."""

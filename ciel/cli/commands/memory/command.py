@@ -1,0 +1,120 @@
+"""`ciel memory`: lists memory servers and volumes; creates, exports and removes volumes."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from ciel.cli.commands.memory.export import export
+from ciel.cli.outcome import Status, say
+from ciel.cli.output.printing import print_json, print_text
+from ciel.cli.output.tables import size_text as size
+from ciel.cli.output.tables import table
+from ciel.cli.parsing.parser import memory_size, whole_number
+from ciel.cli.parsing.verbs import Verb, run_verb
+from ciel.client.client import Client
+from ciel.memory.volumes import REPLICAS_MAX
+
+ABOUT = "Creates, exports and removes volumes over the memory of other machines."
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Run the verb."""
+    return run_verb("ciel memory", ABOUT, VERBS, words)
+
+
+def _list(client: Client, args: Namespace) -> int:
+    found = client.ask("memory")
+    if args.json:
+        print_json(found)
+        return Status.DONE
+    servers = [
+        [row["server"], row["address"], size(row["offered_bytes"]), size(row["reserved_bytes"]),
+         _state_of_server(row)]
+        for row in found["servers"]
+    ]  # fmt: skip
+    volumes = [
+        [row["name"], size(row["size_bytes"]), f"{row['copies']} of {row['replicas']}",
+         _state_of_volume(row)]
+        for row in found["volumes"]
+    ]  # fmt: skip
+    print_text(table(("SERVER", "ADDRESS", "OFFERED", "RESERVED", "STATE"), servers))
+    print_text(table(("VOLUME", "SIZE", "COPIES", "STATE"), volumes))
+    return Status.DONE
+
+
+def _state_of_server(row: dict[str, Any]) -> str:
+    if not row["is_here"]:
+        return "gone"
+    return "draining" if row["is_draining"] else "here"
+
+
+def _state_of_volume(row: dict[str, Any]) -> str:
+    if row["why"]:
+        return str(row["why"])
+    return "available" if row["available"] == row["extents"] else "moving"
+
+
+def _create(client: Client, args: Namespace) -> int:
+    argument = {"name": args.name, "size_bytes": args.size, "replicas": args.replicas}
+    made = client.change("memory_create", argument)
+    say(f"volume {made['name']}: {size(made['size_bytes'])}, {made['replicas']} replicas")
+    return Status.DONE
+
+
+def _remove(client: Client, args: Namespace) -> int:
+    client.change("memory_remove", {"name": args.name})
+    return Status.DONE
+
+
+def _drain(client: Client, args: Namespace) -> int:
+    client.change("memory_drain", {"server": args.server})
+    return Status.DONE
+
+
+def _add_nothing(parser: ArgumentParser) -> None:
+    pass
+
+
+def _add_name(parser: ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the volume")
+
+
+def _add_create(parser: ArgumentParser) -> None:
+    _add_name(parser)
+    parser.add_argument("--size", type=memory_size, required=True, metavar="SIZE", help="its size")
+    parser.add_argument(
+        "--replicas", type=whole_number(1, REPLICAS_MAX), default=1, metavar="N",
+        help="how many servers keep each page (default 1: pages are lost with their server)",
+    )  # fmt: skip
+
+
+def _add_export(parser: ArgumentParser) -> None:
+    _add_name(parser)
+    parser.add_argument(
+        "--socket", required=True, metavar="PATH", help="the socket for NBD clients"
+    )
+    parser.add_argument(
+        "--timeout", type=whole_number(1, 3600), default=30, metavar="SECONDS",
+        help="after this time without an answer, requests fail (default %(default)s)",
+    )  # fmt: skip
+
+
+def _add_server(parser: ArgumentParser) -> None:
+    parser.add_argument("server", metavar="SERVER", help="the server's id")
+
+
+VERBS = {
+    "list": Verb("list memory servers and volumes", _add_nothing, _list),
+    "create": Verb("create a volume", _add_create, _create),
+    "export": Verb(
+        "serve a volume to NBD clients, until the command is interrupted",
+        _add_export,
+        lambda client, args: export(client, args.name, args.socket, args.timeout),
+        "nbd-client, qemu and nbdcopy are such clients. nbdkit serves them: Debian's packages "
+        "nbdkit and nbdkit-plugin-dev.",
+    ),
+    "remove": Verb("remove a volume and its pages", _add_name, _remove),
+    "drain": Verb("let a memory server leave without loss", _add_server, _drain),
+}

@@ -1,0 +1,94 @@
+"""Serves a volume to NBD clients by nbdkit (NET-2)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from ciel.access.paths import state_directory
+from ciel.cli.outcome import Status, say
+from ciel.client.client import Client
+from ciel.client.memory import VolumeOwner, find_volume
+from ciel.core.errors import CielError
+from ciel.memory import companion
+from ciel.memory.companion import Companion
+
+_SOURCES: Final = Path(companion.__file__).parent
+_FILES: Final = ("nbdkit/ciel_memory.c", "page_client.c", "checksum.c")
+
+
+class ExportError(CielError):
+    """A volume cannot be exported; the message says why."""
+
+
+def export(client: Client, name: str, socket: str, timeout_s: int) -> int:
+    """Serve a volume at a socket until nbdkit ends; raises CielError."""
+    volume = find_volume(client, name)
+    nbdkit = shutil.which("nbdkit")
+    if nbdkit is None:
+        raise ExportError("nbdkit is not installed (Debian: nbdkit, nbdkit-plugin-dev)")
+    with _companion(client, name) as path:
+        command = [
+            nbdkit, "--foreground", "--exit-with-parent", "--unix", socket, str(_plugin()),
+            f"companion={path}", f"volume={volume['number']}", f"extents={volume['extents']}",
+            f"timeout={timeout_s}",
+        ]  # fmt: skip
+        with subprocess.Popen(command) as process:
+            say(f"volume {name} at nbd+unix:///?socket={os.path.abspath(socket)}")
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:
+                process.terminate()
+                raise
+    return Status.DONE if status == 0 else Status.FAILED
+
+
+@contextmanager
+def _companion(client: Client, name: str) -> Iterator[str]:
+    """Answer nbdkit's plug-in at a socket; yield the path."""
+    with tempfile.TemporaryDirectory(prefix="ciel-") as directory:
+        path = os.path.join(directory, "companion")
+        with companion.listen(path) as listening:
+
+            def accept() -> None:
+                connected, _ = listening.accept()
+                Companion(VolumeOwner(client, name), connected)
+
+            threading.Thread(target=accept, daemon=True).start()
+            yield path
+
+
+def _plugin() -> Path:
+    """Return nbdkit's plug-in, which is compiled if it is missing or old; raises ExportError."""
+    target = state_directory(os.environ) / "nbdkit-ciel-memory-plugin.so"
+    sources = [_SOURCES / name for name in _FILES]
+    newest = max(source.stat().st_mtime for source in sources)
+    if target.exists() and target.stat().st_mtime > newest:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    flags = ["-O2", "-fPIC", "-shared", "-pthread", f"-I{_SOURCES}"]
+    made = target.with_suffix(f".{os.getpid()}")
+    try:
+        subprocess.run(
+            [*compiler, *flags, "-o", str(made), *map(str, sources)], check=True,
+            capture_output=True, text=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise ExportError(f"nbdkit's plug-in cannot be compiled: {error.strerror}") from None
+    except subprocess.CalledProcessError as error:
+        text = error.stderr.strip().splitlines()
+        why = text[0] if text else f"exit status {error.returncode}"
+        raise ExportError(
+            f"nbdkit's plug-in cannot be compiled: {why} (Debian: gcc, nbdkit-plugin-dev)"
+        ) from None
+    made.replace(target)
+    return target

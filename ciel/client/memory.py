@@ -1,0 +1,67 @@
+"""Opens volumes of remote memory: asks the master where they are (KVB-1)."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Final, Protocol
+
+from ciel.core.errors import CielError
+from ciel.memory.space import TIMEOUT_S, Space, SpaceError
+from ciel.memory.volumes import Place
+
+CONNECT_TIMEOUT_S: Final = 1.0
+
+
+class Master(Protocol):
+    """What this module needs of a client."""
+
+    def ask(self, topic: str, argument: Any = None) -> Any: ...
+    def change(self, topic: str, argument: Any) -> Any: ...
+
+
+class VolumeOwner:
+    """Answers companions, by queries to the master; implements `companion.Owner`."""
+
+    def __init__(self, master: Master, name: str) -> None:
+        self._master = master
+        self._name = name
+
+    def place(self, extent: int) -> tuple[Place, int]:
+        """Return where an extent is; raises OSError."""
+        found = self._request(self._master.ask, "memory_place", name=self._name, extent=extent)
+        address = "here" if found["here"] else ""
+        return Place(found["epoch"], address, found["why"]), found["server"]
+
+    def connect(self, server: int, session: int) -> socket.socket:
+        """Connect to a memory server; raises OSError."""
+        found = self._request(self._master.change, "memory_connect", server=server)
+        host, _, port = found["address"].rpartition(":")
+        address = host.strip("[]"), int(port)
+        connected = socket.create_connection(address, CONNECT_TIMEOUT_S)
+        connected.settimeout(None)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.sendall(bytes.fromhex(found["token"]) + struct.pack("<Q", session))
+        return connected
+
+    def _request(self, call: Any, topic: str, **argument: Any) -> Any:
+        try:
+            return call(topic, argument)
+        except CielError as error:
+            raise OSError(str(error)) from None
+
+
+def find_volume(master: Master, name: str) -> dict[str, Any]:
+    """Return the master's description of a volume; raises SpaceError."""
+    volumes: list[dict[str, Any]] = master.ask("memory")["volumes"]
+    found = next((volume for volume in volumes if volume["name"] == name), None)
+    if found is None:
+        raise SpaceError(f"there is no volume {name!r}; `ciel memory create` makes one")
+    return found
+
+
+def open_space(master: Master, name: str, timeout_s: float = TIMEOUT_S) -> Space:
+    """Open the address space of a volume; raises SpaceError."""
+    volume = find_volume(master, name)
+    owner = VolumeOwner(master, name)
+    return Space(owner, volume["number"], volume["extents"], volume["replicas"], timeout_s)

@@ -1,0 +1,288 @@
+"""Serves memory servers: their connections, and the state that owns the volumes (NET-1 to NET-6).
+
+`ciel.memory.volumes` decides; this module sends its orders, and answers clients. A master that is
+restarted does not know volumes any more.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from twisted.logger import Logger
+
+from ciel.core.errors import CielError
+from ciel.core.events import (
+    AllowToken,
+    ConnectServer,
+    DismissServer,
+    ExtentRole,
+    ExtentSynced,
+    KeepExtents,
+    LeaseAsked,
+    LeaseGranted,
+    Message,
+    PeerServerLost,
+    RolesTaken,
+    TakeRoles,
+)
+from ciel.core.ids import check_id
+from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
+from ciel.memory.volumes import (
+    LEASE_S,
+    Connect,
+    Dismiss,
+    Expel,
+    Hold,
+    Holding,
+    Moved,
+    Order,
+    Retain,
+    Role,
+    ServerId,
+    VolumeError,
+    Volumes,
+)
+from ciel.net.control import ControlPeer
+from ciel.net.ticks import DelayedCall
+
+log = Logger(__name__)
+
+EXTENTS_MAX: Final = 1 << 24  # of one server: 16 TiB
+_ROLES: Final = {Role.NONE: 0, Role.PRIMARY: 1, Role.BACKUP: 2, Role.JOINING: 3}
+
+
+class MemoryServers:
+    """The connections of memory servers. Implements the callbacks of their peers."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self._volumes = Volumes()
+        self._peers: dict[ServerId, ControlPeer] = {}
+        self._names: dict[ControlPeer, ServerId] = {}
+        self._timer: DelayedCall | None = None
+
+    def close(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+
+    # --- connections ------------------------------------------------------------------------------
+
+    def peer_opened(self, peer: ControlPeer) -> None:
+        assert peer.hello is not None
+        about = peer.hello.about
+        try:
+            server, address = check_id(about.get("server")), _address(about.get("address"))
+            extents_max = _whole(about.get("extents"), 1, EXTENTS_MAX)
+            if server in self._peers:
+                self._leave(self._peers[server], "it connected again")
+            self._volumes.join(server, address, extents_max, self._now_s())
+        except CielError as error:
+            peer.refuse(str(error))
+            return
+        log.info(
+            "memory server {id} at {address} offers {mib} MiB",
+            id=server, address=address, mib=extents_max * (EXTENT_BYTES >> 20),
+        )  # fmt: skip
+        self._peers[server], self._names[peer] = peer, server
+        self._act()
+
+    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+        server = self._names.get(peer)
+        if server is None:
+            return
+        for message in messages:
+            self._said(peer, server, message)
+        self._act()
+
+    def _said(self, peer: ControlPeer, server: ServerId, message: Message) -> None:
+        volumes, now_s = self._volumes, self._now_s()
+        match message:
+            case LeaseAsked(asked_us):
+                volumes.renew(server, now_s)
+                peer.send(LeaseGranted(asked_us, round(LEASE_S * 1e6)))
+            case RolesTaken(number):
+                volumes.told(server, number, now_s)
+            case ExtentSynced(volume, extent, epoch, number):
+                other = self._numbered(number)
+                volumes.synced(server, (volume, extent), epoch, other, now_s)
+            case PeerServerLost(number):
+                volumes.peer_lost(server, self._numbered(number), now_s)
+
+    def peer_drained(self, peer: ControlPeer) -> None:
+        """Do nothing: messages to memory servers are few."""
+
+    def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+        server = self._names.get(peer)
+        if server is not None:
+            log.info("memory server {id} has gone: {why}", id=server, why=reason)
+            self._forget(peer)
+            self._act()
+
+    def _leave(self, peer: ControlPeer, reason: str) -> None:
+        self._forget(peer)
+        peer.refuse(reason)
+
+    def _forget(self, peer: ControlPeer) -> None:
+        server = self._names.pop(peer)
+        del self._peers[server]
+        self._volumes.gone(server, self._now_s())
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def answer(self, topic: str, argument: Mapping[str, Any]) -> Any:
+        """Answer a query about memory; raises CielError."""
+        if topic == "memory":
+            return self._described()
+        if topic == "memory_place":
+            return self._place(_text(argument, "name"), argument.get("extent"))
+        raise VolumeError(f"there is no query {topic!r}")
+
+    def change(self, topic: str, argument: Mapping[str, Any]) -> Any:
+        """Carry out a request about memory; raises CielError."""
+        requests: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+            "memory_create": self._create,
+            "memory_remove": self._remove,
+            "memory_drain": self._drain,
+            "memory_connect": self._connect_client,
+        }
+        if topic not in requests:
+            raise VolumeError(f"there is no request {topic!r}")
+        result = requests[topic](argument)
+        self._act()
+        return result
+
+    def _create(self, argument: Mapping[str, Any]) -> Any:
+        name = check_id(argument.get("name"))
+        size_bytes = _whole(argument.get("size_bytes"), 1, EXTENTS_MAX * EXTENT_BYTES)
+        replicas = _whole(argument.get("replicas"), 1, 1 << 30)
+        extents = -(-size_bytes // EXTENT_BYTES)
+        self._volumes.create(name, extents, replicas, self._now_s())
+        return self._volume(name)
+
+    def _remove(self, argument: Mapping[str, Any]) -> Any:
+        self._volumes.remove(_text(argument, "name"))
+        return None
+
+    def _drain(self, argument: Mapping[str, Any]) -> Any:
+        self._volumes.drain(_text(argument, "server"), self._now_s())
+        return None
+
+    def _connect_client(self, argument: Mapping[str, Any]) -> Any:
+        """Let a client connect to a server; return the address and the token."""
+        server = self._numbered(_whole(argument.get("server"), 0, 1 << 30))
+        if server not in self._peers:
+            raise VolumeError("the memory server has gone")
+        return {"address": self._volumes.servers[server].address, "token": self._token(server)}
+
+    def _described(self) -> Any:
+        servers = [
+            {
+                "server": server.id, "address": server.address, "is_here": server.is_here,
+                "is_draining": server.is_draining,
+                "offered_bytes": server.extents_max * EXTENT_BYTES,
+                "reserved_bytes": len(server.held) * EXTENT_BYTES,
+            }
+            for server in self._volumes.servers.values()
+        ]  # fmt: skip
+        return {"servers": servers, "volumes": [self._volume(v) for v in self._volumes.volumes]}
+
+    def _volume(self, name: str) -> Any:
+        volume, places = self._volumes.named(name), self._volumes.places(name)
+        return {
+            "name": name, "number": volume.number, "size_bytes": len(places) * EXTENT_BYTES,
+            "replicas": volume.replicas,
+            "copies": min(len(extent.in_sync) for extent in volume.extents),
+            "available": sum(bool(place.address) for place in places), "extents": len(places),
+            "why": next((place.why for place in places if place.why), ""),
+        }  # fmt: skip
+
+    def _place(self, name: str, extent: Any) -> Any:
+        extents = self._volumes.named(name).extents
+        found = extents[_whole(extent, 0, len(extents) - 1)]
+        place = self._volumes.place(found)
+        server = self._volumes.servers[found.primary].number if place.address else 0
+        here = bool(place.address)
+        return {"epoch": place.epoch, "server": server, "here": here, "why": place.why}
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Send the orders of the state, and plan its next tick."""
+        while orders := self._volumes.take_orders():
+            for order in orders:
+                peer = None if isinstance(order, Moved) else self._peers.get(order.server)
+                if peer is not None:
+                    self._send(peer, order)
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        due_s = self._volumes.due_s()
+        if due_s is not None:
+            delay_s = max(due_s - self._now_s(), 0.0) + 0.001
+            self._timer = self._reactor.callLater(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._volumes.tick(self._now_s())
+        self._act()
+
+    def _send(self, peer: ControlPeer, order: Order) -> None:
+        match order:
+            case Connect(peer=server):
+                known = self._volumes.servers.get(server)
+                if known is not None:
+                    token = self._token(server)
+                    peer.send(ConnectServer(known.number, known.address, token))
+            case Hold(number=number, holdings=holdings):
+                peer.send(TakeRoles(number, tuple([self._role(held) for held in holdings])))
+            case Retain(extents=extents):
+                peer.send(KeepExtents(extents))
+            case Dismiss():
+                peer.send(DismissServer())
+            case Expel():
+                self._leave(peer, "it was silent for longer than its lease")
+
+    def _role(self, held: Holding) -> ExtentRole:
+        def numbers(servers: Iterable[ServerId]) -> tuple[int, ...]:
+            known = [self._volumes.servers[s] for s in servers if s in self._volumes.servers]
+            return tuple([server.number for server in known])
+
+        return ExtentRole(
+            held.volume, held.extent, held.epoch, _ROLES[held.role], numbers(held.backups),
+            numbers(held.joining),
+        )  # fmt: skip
+
+    def _token(self, server: ServerId) -> str:
+        """Have a server accept a connection; return the token with which it begins."""
+        token = secrets.token_hex(TOKEN_BYTES)
+        if server in self._peers:
+            self._peers[server].send(AllowToken(token))
+        return token
+
+    def _numbered(self, number: int) -> ServerId:
+        """Return the server of a number; "" if there is none."""
+        servers = self._volumes.servers.values()
+        return next((server.id for server in servers if server.number == number), "")
+
+    def _now_s(self) -> float:
+        now_s: float = self._reactor.seconds()
+        return now_s
+
+
+def _whole(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise VolumeError(f"a whole number from {least} to {most} was expected, not {value!r:.40}")
+    return value
+
+
+def _text(argument: Mapping[str, Any], field: str) -> str:
+    value = argument.get(field)
+    if not isinstance(value, str):
+        raise VolumeError(f"the field {field!r} must be a text")
+    return value
+
+
+def _address(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or ":" not in value:
+        raise VolumeError("a memory server must say its address")
+    return value
