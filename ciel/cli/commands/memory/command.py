@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from ciel.cli.commands.memory.export import export
 from ciel.cli.outcome import Status, say
@@ -14,9 +15,11 @@ from ciel.cli.output.tables import table
 from ciel.cli.parsing.parser import memory_size, whole_number
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
+from ciel.client.errors import WaitTimeoutError
 from ciel.memory.volumes import REPLICAS_MAX
 
-ABOUT = "Creates, exports and removes volumes over the memory of other machines."
+POLL_S: Final = 0.1
+ABOUT: Final = "Creates, exports and removes volumes over the memory of other machines."
 
 
 def main(prog: str, words: Sequence[str]) -> int:
@@ -59,17 +62,28 @@ def _state_of_volume(row: dict[str, Any]) -> str:
 def _create(client: Client, args: Namespace) -> int:
     argument = {"name": args.name, "size_bytes": args.size, "replicas": args.replicas}
     made = client.change("memory_create", argument)
+    if args.json:
+        print_json(made)
+        return Status.DONE
     say(f"volume {made['name']}: {size(made['size_bytes'])}, {made['replicas']} replicas")
     return Status.DONE
 
 
 def _remove(client: Client, args: Namespace) -> int:
     client.change("memory_remove", {"name": args.name})
+    if args.json:
+        print_json({"name": args.name})
     return Status.DONE
 
 
 def _drain(client: Client, args: Namespace) -> int:
+    """Drain a server, and wait until it has left."""
     client.change("memory_drain", {"server": args.server})
+    while any(row["server"] == args.server for row in client.ask("memory")["servers"]):
+        with suppress(WaitTimeoutError):
+            client.wait_until(lambda: False, POLL_S, "the next query")
+    if args.json:
+        print_json({"server": args.server})
     return Status.DONE
 
 
@@ -111,7 +125,7 @@ VERBS = {
     "export": Verb(
         "serve a volume to NBD clients, until the command is interrupted",
         _add_export,
-        lambda client, args: export(client, args.name, args.socket, args.timeout),
+        export,
         "nbd-client, qemu and nbdcopy are such clients. nbdkit serves them: Debian's packages "
         "nbdkit and nbdkit-plugin-dev.",
     ),

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Final
 
 from ciel.access.paths import state_directory
 from ciel.cli.outcome import Status, say
+from ciel.cli.output.printing import print_json
 from ciel.client.client import Client
 from ciel.client.memory import VolumeOwner, find_volume
 from ciel.core.errors import CielError
@@ -29,8 +32,9 @@ class ExportError(CielError):
     """A volume cannot be exported; the message says why."""
 
 
-def export(client: Client, name: str, socket: str, timeout_s: int) -> int:
+def export(client: Client, args: Namespace) -> int:
     """Serve a volume at a socket until nbdkit ends; raises CielError."""
+    name, socket = args.name, os.path.abspath(args.socket)
     volume = find_volume(client, name)
     nbdkit = shutil.which("nbdkit")
     if nbdkit is None:
@@ -39,15 +43,20 @@ def export(client: Client, name: str, socket: str, timeout_s: int) -> int:
         command = [
             nbdkit, "--foreground", "--exit-with-parent", "--unix", socket, str(_plugin()),
             f"companion={path}", f"volume={volume['number']}", f"extents={volume['extents']}",
-            f"timeout={timeout_s}",
+            f"timeout={args.timeout}",
         ]  # fmt: skip
         with subprocess.Popen(command) as process:
-            say(f"volume {name} at nbd+unix:///?socket={os.path.abspath(socket)}")
             try:
+                while process.poll() is None and not os.path.exists(socket):
+                    time.sleep(0.01)
+                uri = f"nbd+unix:///?socket={socket}"
+                if args.json:
+                    print_json({"uri": uri})
+                else:
+                    say(f"volume {name} at {uri}")
                 status = process.wait()
-            except KeyboardInterrupt:
+            finally:
                 process.terminate()
-                raise
     return Status.DONE if status == 0 else Status.FAILED
 
 
