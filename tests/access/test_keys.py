@@ -162,5 +162,7 @@ def test_each_role_permits_the_listed_roles() -> None:
         (Role.WORKER, Role.READ),
         (Role.STANDBY, Role.STANDBY),
         (Role.STANDBY, Role.READ),
+        (Role.MEMORY, Role.MEMORY),
+        (Role.MEMORY, Role.READ),
         (Role.READ, Role.READ),
     }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
 import subprocess
 import tempfile
 import threading
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,40 +39,53 @@ def export(client: Client, args: Namespace) -> int:
     nbdkit = shutil.which("nbdkit")
     if nbdkit is None:
         raise ExportError("nbdkit is not installed (Debian: nbdkit, nbdkit-plugin-dev)")
-    with _companion(client, name) as path:
+    with tempfile.TemporaryDirectory(prefix="ciel-") as directory:
         command = [
-            nbdkit, "--foreground", "--exit-with-parent", "--unix", socket, str(_plugin()),
-            f"companion={path}", f"volume={volume['number']}", f"extents={volume['extents']}",
+            nbdkit, "--foreground", "--exit-with-parent", "--pidfile", f"{directory}/ready",
+            "--unix", socket, str(_plugin()), f"companion={directory}/companion",
+            f"volume={volume['number']}", f"extents={volume['extents']}",
             f"timeout={args.timeout}",
         ]  # fmt: skip
-        with subprocess.Popen(command) as process:
+        os.mkfifo(f"{directory}/ready")
+        ready = os.open(f"{directory}/ready", os.O_RDONLY | os.O_NONBLOCK)
+        with (
+            os.fdopen(ready),
+            _companion(client, name, f"{directory}/companion"),
+            subprocess.Popen(command) as process,
+        ):
             try:
-                while process.poll() is None and not os.path.exists(socket):
-                    time.sleep(0.01)
-                uri = f"nbd+unix:///?socket={socket}"
-                if args.json:
-                    print_json({"uri": uri})
-                else:
-                    say(f"volume {name} at {uri}")
+                if _serves(process, ready):
+                    uri = f"nbd+unix:///?socket={socket}"
+                    if args.json:
+                        print_json({"uri": uri})
+                    else:
+                        say(f"volume {name} at {uri}")
                 status = process.wait()
             finally:
                 process.terminate()
     return Status.DONE if status == 0 else Status.FAILED
 
 
+def _serves(process: subprocess.Popen[bytes], ready: int) -> bool:
+    """Wait until nbdkit has written its process id, or has ended; return whether it serves."""
+    ended = os.pidfd_open(process.pid)
+    try:
+        return ready in select.select([ready, ended], [], [])[0]
+    finally:
+        os.close(ended)
+
+
 @contextmanager
-def _companion(client: Client, name: str) -> Iterator[str]:
-    """Answer nbdkit's plug-in at a socket; yield the path."""
-    with tempfile.TemporaryDirectory(prefix="ciel-") as directory:
-        path = os.path.join(directory, "companion")
-        with companion.listen(path) as listening:
+def _companion(client: Client, name: str, path: str) -> Iterator[None]:
+    """Answer nbdkit's plug-in at a socket."""
+    with companion.listen(path) as listening:
 
-            def accept() -> None:
-                connected, _ = listening.accept()
-                Companion(VolumeOwner(client, name), connected)
+        def accept() -> None:
+            connected, _ = listening.accept()
+            Companion(VolumeOwner(client, name), connected)
 
-            threading.Thread(target=accept, daemon=True).start()
-            yield path
+        threading.Thread(target=accept, daemon=True).start()
+        yield
 
 
 def _plugin() -> Path:
