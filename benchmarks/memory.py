@@ -14,13 +14,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.control import cpu_s
+from ciel.testing.homes import wait_for
 
 SIZE: Final = "256MiB"
 ROUNDS: Final = 3
@@ -64,8 +64,9 @@ def cluster(home: str) -> Iterator[tuple[str, list[int]]]:
                 stack.enter_context(started(*server, f"{home}/{n}.log", environ=environ))
                 for n in range(2)
             ]
-            while len(json.loads(ciel("memory", "list", "--json"))["servers"]) < 2:
-                time.sleep(0.1)
+            wait_for(
+                lambda: len(json.loads(ciel("memory", "list", "--json"))["servers"]) == 2, "servers"
+            )
             ciel("memory", "create", "v", "--size", SIZE, "--replicas", "1")
             export = (str(BIN / "ciel"), "memory", "export", "v", "--socket", f"{home}/v", "--json")
             serving = stack.enter_context(started(*export, environ=environ))
@@ -98,8 +99,7 @@ def measure() -> dict[str, float]:
         stack.enter_context(
             started(nbdkit, "--foreground", "--unix", floor, "memory", SIZE.removesuffix("iB"))
         )
-        while not os.path.exists(floor):
-            time.sleep(0.05)
+        wait_for(lambda: os.path.exists(floor), "nbdkit")
         fio(uri, "writes")
         fio(f"nbd+unix:///?socket={floor}", "writes")  # all pages exist
         found: dict[str, float] = {}
