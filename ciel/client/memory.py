@@ -14,7 +14,7 @@ CONNECT_TIMEOUT_S: Final = 1.0
 
 
 class Master(Protocol):
-    """What this module needs of a client."""
+    """The requests of a client that this module sends."""
 
     def ask(self, topic: str, argument: Any = None) -> Any: ...
     def change(self, topic: str, argument: Any) -> Any: ...

@@ -20,7 +20,7 @@ _OK, _WAIT = 0, 1
 
 
 class Owner(Protocol):
-    """What a space asks the owner of its volume, from another thread."""
+    """The owner of a volume, as a space asks it from another thread."""
 
     def place(self, extent: int) -> tuple[Place, int]:
         """Return where an extent is, and the number of its server."""
@@ -69,7 +69,7 @@ def _answer(status: int, epoch: int = 0, server: int = 0, why: str = "") -> byte
 
 
 def listen(path: str) -> socket.socket:
-    """Return a socket at a path to which clients connect; each needs a companion of its own."""
+    """Return a socket at a path to which clients connect; each client needs a companion."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(path)
     listening.listen(8)

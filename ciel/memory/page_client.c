@@ -199,7 +199,7 @@ static int has_reply(struct page_session *session, int fd, uint32_t extent, uint
     return 1;
 }
 
-/* Send a request once, to where the extent is said to be. */
+/* Send a request once, to the server that the companion names. */
 static enum outcome try_once(struct page_session *session, struct frame *frame, uint32_t *epoch,
                              double until_s)
 {

@@ -9,7 +9,7 @@
 
 #include "page_server.h"
 
-/* What the companion is asked: by datagrams over a socket of the type SOCK_SEQPACKET. */
+/* Questions to the companion: datagrams over a socket of the type SOCK_SEQPACKET. */
 enum { ASK_PLACE = 1, ASK_CONNECTION = 2 };
 
 struct question {
@@ -21,7 +21,7 @@ struct question {
 };
 
 enum answer_status {
-    ANSWER_OK = 0,      /* with a descriptor, if a connection was asked for */
+    ANSWER_OK = 0,      /* with a descriptor after ASK_CONNECTION */
     ANSWER_WAIT = 1,   /* not now, for the reason in `why`: ask again soon */
     ANSWER_FAILED = 2, /* never, for the reason in `why` */
 };
@@ -39,7 +39,7 @@ struct page_volume;
 struct page_session;
 
 /* Open the volume of a number, which has so many extents. The socket belongs to the volume.
- * `timeout_s`: after it, a call fails with EIO. NULL: there is no memory. */
+ * `timeout_s`: after it, a call fails with EIO. NULL: no memory. */
 struct page_volume *page_volume_open(int companion, uint64_t number, uint32_t extents,
                                      double timeout_s);
 void page_volume_close(struct page_volume *volume); /* after all its sessions */

@@ -104,7 +104,7 @@ void page_server_lease(struct page_server *server, double until_s);
 /* Use a connection to another server, at which the token was sent; the server then owns it. */
 int page_server_connect(struct page_server *server, int peer, int fd);
 
-/* Take over new roles. -1 with errno: there is no memory, or a holding is not valid. */
+/* Take over new roles. -1 with errno: no memory, or an invalid holding. */
 int page_server_hold(struct page_server *server, const struct holding *holdings, int count);
 
 /* Readable when there are events. */

@@ -1,8 +1,8 @@
 """Decides which servers keep the pages of volumes: the owner's state, without clock or sockets.
 
 A volume has extents. Of each extent, `in_sync` servers have all completed writes, so any of them
-may become the primary; `joining` servers are getting the pages. The rules that no reader gets an
-old page are those of docs/protocol/memory.md. This module keeps them as follows:
+may become the primary; `joining` servers are getting the pages. The rules against
+stale reads are those of docs/protocol/memory.md. This module keeps them as follows:
 
 - A server leaves `in_sync` when that is decided, not when the primary knows. Until then, the
   primary completes no write without it.
@@ -102,7 +102,7 @@ Order = Connect | Hold | Retain | Dismiss | Expel | Moved
 
 
 class Place(NamedTuple):
-    """Where an extent is: its primary's address, "" while there is none.
+    """The place of an extent: its primary's address, "" without a primary.
 
     `why`: the reason for which the extent is unavailable until a server comes back; "" if it is
     available, or will be soon.
@@ -121,7 +121,7 @@ class Server:
         self.number = number
         self.address = address
         self.extents_max = extents_max
-        self.held: set[ExtentKey] = set()  # also what it is being told to forget
+        self.held: set[ExtentKey] = set()  # and extents that it has to forget
         self.is_here = True
         self.is_draining = False
         self.lease_until_s = 0.0
@@ -134,7 +134,7 @@ class Server:
 class _Stage(Enum):
     READY = "ready"
     FENCING = "fencing"  # an earlier primary may still act
-    FOLLOWERS = "followers"  # joining servers forget what they had
+    FOLLOWERS = "followers"  # joining servers forget their pages
     PRIMARY = "primary"  # the primary takes over
     UNAVAILABLE = "unavailable"
 
@@ -155,7 +155,7 @@ class Extent:
         self.primary = servers[0]
         self.in_sync = set(servers)
         self.joining: set[ServerId] = set()
-        self.leaving: set[ServerId] = set()  # have been told to forget it
+        self.leaving: set[ServerId] = set()  # they have to forget it
         self.stage = _Stage.READY
         self.serving: ServerId | None = None  # may act as primary now, unless its lease has ended
         self.fenced_until_s = 0.0
@@ -220,7 +220,7 @@ class Volumes:
     # --- servers ----------------------------------------------------------------------------------
 
     def join(self, server_id: ServerId, address: str, extents_max: int, now_s: float) -> None:
-        """Add a server, or one that was away; raises VolumeError if there are too many."""
+        """Add a new server, or one that returns; raises VolumeError if there are too many."""
         self.gone(server_id, now_s)
         server = self.servers.get(server_id)
         if server is None:
@@ -393,7 +393,7 @@ class Volumes:
         return min(times, default=None)
 
     def tick(self, now_s: float) -> None:
-        """Go on with what had to wait; a server without a lease counts as gone."""
+        """Continue decisions whose time has come; a server without a lease counts as gone."""
         for server in list(self.servers.values()):
             if server.is_here and server.lease_until_s < now_s:
                 self._orders.append(Expel(server.id))
@@ -406,7 +406,7 @@ class Volumes:
     # --- decisions --------------------------------------------------------------------------------
 
     def _decide(self, extent: Extent, now_s: float) -> None:
-        """Start to carry out a new decision about an extent, from what is known now."""
+        """Begin a new decision about an extent, from the present knowledge."""
         here = [s for s in sorted(extent.in_sync) if self._is_here(s)]
         untold = extent.waits - {extent.primary} - extent.leaving
         for server_id in [s for s in sorted(extent.joining) if not self._is_here(s)]:
@@ -451,7 +451,7 @@ class Volumes:
         if server.is_here:
             extent.leaving.add(server_id)
             self._hold(server_id, Holding(*extent.key, extent.epoch + 1, Role.NONE))
-        else:  # if it comes back, it is told what it may keep
+        else:  # when it returns, `Retain` names the rest
             server.held.discard(extent.key)
 
     def _has_left(self, extent: Extent, server: Server) -> None:
@@ -552,7 +552,7 @@ class Volumes:
             self._begin(extent, {chosen.id}, now_s)
             return
         leaving = extent.in_sync - staying
-        if leaving:  # one after the other
+        if leaving:  # each in turn
             self._leave(extent, min(leaving), now_s)
 
     def _leave(self, extent: Extent, server_id: ServerId, now_s: float) -> None:

@@ -160,7 +160,7 @@ assert h.pread(1, 0) == b"\\0"
 
 @pytest.mark.slow
 def test_verified_writes_survive_killed_servers(nodes: Nodes, uri: str) -> None:
-    """fio verifies each block that it reads; one server after the other is killed meanwhile."""
+    """fio verifies each block that it reads, while servers are killed."""
     needs("fio")
     is_over = threading.Event()
 

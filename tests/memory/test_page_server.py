@@ -327,7 +327,7 @@ def test_a_backup_that_is_promoted_has_all_pages(pair: tuple[Server, Server]) ->
 
 def test_a_write_waits_for_its_backups_and_a_read_does_not(make: Make) -> None:
     primary = make()
-    primary.hold(Role.PRIMARY, 1, (3,))  # there is no connection to it yet
+    primary.hold(Role.PRIMARY, 1, (3,))  # not connected yet
     writer, reader = Caller(primary), Caller(primary)
     writer.send(WRITE, 0, [page("a")])
     primary.has_got(1)

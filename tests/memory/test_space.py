@@ -122,7 +122,7 @@ def test_a_primary_that_renews_no_lease_is_replaced(nodes: Nodes, space: Space) 
 
 
 def test_calls_from_many_threads_go_on_while_servers_die(nodes: Nodes) -> None:
-    """Each thread reads what it has written last; every copy is right at the end."""
+    """Each thread reads its last write; every copy is right at the end."""
     for name in "abc":
         nodes.join(name)
     space = nodes.create("v", 4, 2, timeout_s=10.0)

@@ -75,7 +75,7 @@ class Server:
         self.lease_until_s = -1.0
         self.is_dead = False
         self.frozen_until_s = 0.0
-        self.cut_until_s = 0.0  # from the owner and the other servers, but not from clients
+        self.cut_until_s = 0.0  # from the owner and from servers; clients reach it
         self.is_joined = False
         self.session = 0  # the number of its connection to the owner
         self.links: dict[str, int] = {}  # the number of each connection to a peer
