@@ -76,7 +76,7 @@ class MemoryServers:
             server, address = check_id(about.get("server")), _address(about.get("address"))
             extents_max = _whole(about.get("extents"), 1, EXTENTS_MAX)
             if server in self._peers:
-                self._leave(self._peers[server], "it connected again")
+                self._let_go(self._peers[server])
             self._volumes.join(server, address, extents_max, self._now_s())
         except CielError as error:
             peer.refuse(str(error))
@@ -120,9 +120,10 @@ class MemoryServers:
             self._forget(peer)
             self._act()
 
-    def _leave(self, peer: ControlPeer, reason: str) -> None:
+    def _let_go(self, peer: ControlPeer) -> None:
+        """Close the connection of a server, which may connect again."""
         self._forget(peer)
-        peer.refuse(reason)
+        peer.turn_away()
 
     def _forget(self, peer: ControlPeer) -> None:
         server = self._names.pop(peer)
@@ -240,7 +241,8 @@ class MemoryServers:
             case Dismiss():
                 peer.send(DismissServer())
             case Expel():
-                self._leave(peer, "it was silent for longer than its lease")
+                log.info("memory server {id} was silent, and has to join again", id=order.server)
+                self._let_go(peer)
 
     def _role(self, held: Holding) -> ExtentRole:
         def numbers(servers: Iterable[ServerId]) -> tuple[int, ...]:

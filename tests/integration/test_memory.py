@@ -121,6 +121,25 @@ def test_nothing_is_lost_while_servers_die_and_leave(
     assert set(lenders.servers()) == {servers[2], fourth}
 
 
+def test_a_server_that_stood_still_joins_again(
+    lenders: Lenders, lasting_cluster: HandCluster
+) -> None:
+    first, _ = lenders.start(), lenders.start()
+    lenders.create("scratch", "2MiB", 2)
+    with Client(lasting_cluster.url, access=str(lasting_cluster.access)) as client:
+        space = client.memory("scratch", timeout_s=20.0)
+        space.write(0, b"before")
+        lenders.processes[first].send_signal(signal.SIGSTOP)
+        wait_for(lambda: first not in lenders.servers(), "the master gives it up")
+        space.write(0, b"after!")
+        lenders.processes[first].send_signal(signal.SIGCONT)
+        wait_for(lambda: lenders.volume("scratch")["copies"] == 2, "both copies", 30.0)
+        assert first in lenders.servers()
+        lenders.kill(next(server for server in lenders.processes if server != first))
+        assert space.read(0, 6) == b"after!"  # it has no old page
+        space.close()
+
+
 @pytest.mark.slow
 def test_pages_without_a_copy_are_lost_with_an_error_that_names_the_server(
     lenders: Lenders, lasting_cluster: HandCluster

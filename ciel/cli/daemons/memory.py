@@ -213,7 +213,7 @@ class MemoryServer:
                 case LeaseGranted(asked_us, for_us) if self._pages is not None:
                     self._pages.lease((asked_us + for_us) / 1e6)
                 case AllowToken(token) if self._pages is not None:
-                    self._pages.allow(bytes.fromhex(token), TOKEN_FOR_S)
+                    self._allow(self._pages, token)
                 case DismissServer():
                     log.info("other memory servers have all pages: this one leaves, and ends")
                     self._reactor.callLater(0, self.stop)
@@ -231,11 +231,15 @@ class MemoryServer:
             self._pages.lease(0.0)
 
     def connection_refused(self, error: RefusedError) -> bool:
-        """Treat a refusal as final, unless the master has only taken this server for dead."""
-        if "silent" in error.reason or "connected again" in error.reason:
-            return True
+        """Treat a refusal as final: another try would have the same wrong key or version."""
         self.fail(f"this memory server was {error}", status=3)
         return False
+
+    def _allow(self, pages: PageServer, token: str) -> None:
+        try:
+            pages.allow(bytes.fromhex(token), TOKEN_FOR_S)
+        except OSError as error:  # the client's connection waits in vain, and it asks again
+            log.warn("a connection is not accepted: {error}", error=error)
 
     def _renew(self) -> None:
         if self._peer is not None:
