@@ -96,13 +96,16 @@ def whole_table(client: ciel.Client) -> dict[str, float]:
     return {"table_ms": (with_table_s - without_s) * 1e3, "private_mib": private_mib}
 
 
-def allocation_us(size_bytes: int) -> tuple[float, float]:
-    """Return the time of an allocation in the store, and in pyarrow's own pool."""
+def allocation_us(size_bytes: int, count: int = ALLOCATIONS) -> tuple[float, float]:
+    """Return the time of an allocation in the store and in pyarrow's own pool, in microseconds.
+
+    The pages of the store are allocated then, those of the other pool at the first access.
+    """
     found = []
     for pool in (ciel.arrow.memory_pool(), pa.default_memory_pool()):
         begun_s = time.perf_counter()
-        kept = [pa.allocate_buffer(size_bytes, pool) for _ in range(ALLOCATIONS)]
-        found.append((time.perf_counter() - begun_s) / ALLOCATIONS * 1e6)
+        kept = [pa.allocate_buffer(size_bytes, pool) for _ in range(count)]
+        found.append((time.perf_counter() - begun_s) / count * 1e6)
         del kept
     return found[0], found[1]
 

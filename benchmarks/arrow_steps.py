@@ -23,7 +23,7 @@ import pyarrow as pa
 
 import ciel
 import ciel.arrow
-from benchmarks.arrow import ROWS, made, median_s, rows_of
+from benchmarks.arrow import ROWS, allocation_us, made, median_s, rows_of
 from benchmarks.plots import line_chart, table, write_down
 from ciel.python import arrow_tables
 from ciel.testing.c_programs import compiled
@@ -73,20 +73,6 @@ def step_medians(client: ciel.Client) -> Steps:
     runs = [client.submit(arrived, client.submit(steps, STEP_ROWS)).result() for _ in range(RUNS)]
     names = ("allocate", "write", "describe", "announce")
     return {name: statistics.median(run[name] for run in runs) for name in names}
-
-
-def allocations(size_bytes: int) -> tuple[float, float]:
-    """Return the time of an allocation in the store and in pyarrow's pool, in microseconds.
-
-    Each buffer is written to at its start, as a pool may leave its pages to the first access.
-    """
-    found = []
-    for pool in (ciel.arrow.memory_pool(), pa.default_memory_pool()):
-        begun_s = time.perf_counter()
-        kept = [pa.allocate_buffer(size_bytes, pool) for _ in range(ALLOCATIONS)]
-        found.append((time.perf_counter() - begun_s) / ALLOCATIONS * 1e6)
-        del kept
-    return found[0], found[1]
 
 
 RECEIVE = """
@@ -221,7 +207,9 @@ def measure() -> dict[str, float]:
     """Measure, write the page, and return the figures of the steps."""
     with ciel.Client(cluster_options={"workers": 2, "slots": 1, "store": "shm"}) as client:
         taken = step_medians(client)
-        pools = {size: client.submit(allocations, size).result() for size in SIZES_BYTES}
+        pools = {
+            size: client.submit(allocation_us, size, ALLOCATIONS).result() for size in SIZES_BYTES
+        }
         copies = sweep(client)
     show_steps(taken, pools)
     show_sweep(copies)
