@@ -558,7 +558,7 @@ class ConnectServer(NamedTuple):
 class ExtentRole(NamedTuple):
     """The role of a memory server for an extent: 0 none, 1 primary, 2 backup, 3 joining.
 
-    `backups` and `joining`: numbers of peers; those that join are backups, too.
+    `backups` and `joining`: numbers of peers; a joining server is a backup, too.
     """
 
     volume: int

@@ -79,7 +79,7 @@ log = Logger(__name__)  # explicit, since Twisted cannot find the name of a comp
 
 
 class MemoryQueries(Protocol):
-    """What the service needs of `MemoryServers`; both raise CielError."""
+    """Answers queries about memory servers, as `MemoryServers` does; both raise CielError."""
 
     def answer(self, topic: str, argument: Mapping[str, Any]) -> Any: ...
     def change(self, topic: str, argument: Mapping[str, Any]) -> Any: ...
