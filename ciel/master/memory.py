@@ -1,4 +1,4 @@
-"""Serves memory servers: their connections, and the state that owns the volumes (NET-1 to NET-6).
+"""Serves memory servers: their connections, and the owner of the volumes (NET-1, NET-3 to NET-5).
 
 `ciel.memory.volumes` decides; this module sends its orders, and answers clients. A master that is
 restarted does not know volumes any more.
