@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from benchmarks.chaos.cluster import ACCESS, SETTLED_WITHIN_S, Cluster, await_that
 from benchmarks.chaos.faults import pause, require
 from benchmarks.chaos.rows import CannotRunError, Figure, Findings, Note, Setting, row
+from benchmarks.chaos.twice import TASKS
 from benchmarks.chaos.workload import LEAVES, Sums, WrongResultError
+from ciel.testing.homes import Home, wait_for
 from ciel.testing.hosts import Host, Hosts, HostsUnavailableError
 
 OUTAGES_S: Final = (1.0, 5.0, 30.0, 120.0)
 NEVER_S: Final = 300.0
 """A job that takes longer than this, and than ten times the undisturbed time, will never end."""
 HEALED_WITHIN_S: Final = 3.0
+PATIENCE: Final = ("--suspect-after", "3s", "--worker-timeout", "6s")
+REPORTED_WITHIN_S: Final = 10.0
 DECLARED_DEAD: Final = re.compile(r"worker \S+ is lost")
 
 
@@ -158,3 +162,67 @@ def _partition_between_workers(setting: Setting) -> Findings:
     yield Figure("time to undisturbed", took_s / clean_s, "x", digits=2)
     yield Figure("runs again", runs.again)
     yield Note("the workers cannot exchange objects from 30 % of the job on")
+
+
+@row(
+    "W12",
+    "each of 20 tasks, whose output is random, ends on a host that is cut off, and then on another",
+    "the first published result counts for every reader, and the other one is never read",
+    "1 value for each task; a different second result is reported",
+    limit_s=1800,
+)
+def _finished_twice(setting: Setting) -> Findings:
+    rounds = setting.count(20, 2)
+    twice = split = reported = 0
+    with cluster_of_hosts(setting, 3, *PATIENCE) as (cluster, hosts):
+        for number in range(rounds):
+            notes = f"twice{number}"
+            first = 1 + number % 2
+            same = finish_twice(cluster, hosts[first], notes)
+            split += TASKS - same
+            twice += len(notes_on(hosts, notes)) == TASKS + 1
+            reported += differences_told(cluster) > reported
+    yield Figure("tasks that ran twice", twice, "", rounds, at_most=False)
+    yield Figure("tasks with two values", split, "", 0)
+    yield Figure("different second results reported", reported, "", twice, at_most=False)
+
+
+def finish_twice(cluster: Cluster, host: Host, notes: str) -> int:
+    """Run a task on a host that is cut off, and on another; return how many tasks had one value."""
+    told = differences_told(cluster)
+    process = cluster.home.start(
+        "python", "-m", "benchmarks.chaos.twice", ACCESS, notes, stdin=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    try:
+        await_that(lambda: len(notes_on(cluster.homes, notes)) == TASKS, "the programs")
+        host.set_link(up=False)
+        require_line(process)
+        host.set_link(up=True)
+        with suppress(AssertionError):
+            wait_for(lambda: differences_told(cluster) > told, "a report", REPORTED_WITHIN_S)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return int(require_line(process))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def require_line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process prints; raises RuntimeError if it ends instead."""
+    assert process.stdout is not None
+    if not (line := process.stdout.readline()):
+        raise RuntimeError(f"it ended: {process.communicate()[1][-500:]}")
+    return line
+
+
+def notes_on(homes: Sequence[Home], notes: str) -> list[str]:
+    """Return the lines that programs on all hosts have written."""
+    paths = [home.path / notes for home in homes]
+    return [line for path in paths if path.exists() for line in path.read_text().splitlines()]
+
+
+def differences_told(cluster: Cluster) -> int:
+    """Return how often workers have reported that a second result differs."""
+    return len(re.findall("not deterministic", "".join(map(cluster.log, cluster.daemons))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -27,7 +26,6 @@ SUSPECTED_S: Final = 3.0
 PATIENCE: Final = ("--suspect-after", "3s", "--worker-timeout", "6s")
 POISON: Final = 'printf x >>{runs}; kill -9 "$(cut -d" " -f4 /proc/$PPID/stat)"; sleep 60'
 TRIES: Final = 3
-RANDOM: Final = "echo $0 >>{runs}; sleep 1; head -c {size} /dev/urandom"
 
 
 class InTurn:
@@ -241,46 +239,3 @@ def _poison(setting: Setting) -> Findings:
                  at_most=False)  # fmt: skip
     yield Figure("tries beyond 3", tries - TRIES, "", 0)
     yield from [Note(text[:200]) for text in told[:1]]
-
-
-@row(
-    "W12",
-    "each of 20 tasks, whose output is random, runs on both workers and ends twice",
-    "the first published result counts for every reader, and the other one is never read",
-    "1 value for each task; a different second result is reported",
-)
-def _finished_twice(setting: Setting) -> Findings:
-    rounds = setting.count(20, 2)
-    twice = split = 0
-    with Cluster.running(setting, of_master=PATIENCE) as cluster, cluster.client() as client:
-        for number in range(rounds):
-            ran, values = finish_twice(cluster, client, number)
-            twice += ran
-            split += values != 1
-        reports = len(re.findall("not deterministic", "".join(map(cluster.log, cluster.daemons))))
-    yield Figure("tasks that ran twice", twice, "", rounds, at_most=False)
-    yield Figure("tasks with two values", split, "", 0)
-    yield Figure("different second results reported", reports, "", twice, at_most=False)
-
-
-def finish_twice(cluster: Cluster, client: Client, number: int) -> tuple[bool, int]:
-    """Run a task on both workers; return whether it ran twice, and its number of values."""
-    runs = cluster.home.path / f"twice{number}"
-    stopped = f"worker{number % 2}"
-    with client.job("twice", keep=True) as job:
-        script = RANDOM.format(runs=runs, size=70_000)
-        # One task for each worker, so that the stopped worker has one of them.
-        made = [job.run(["sh", "-c", script, str(which)]) for which in range(2)]
-        job.want(made)
-        await_that(lambda: runs.exists() and len(runs.read_text().split()) == 2, "two programs")
-        cluster.signal(stopped, signal.SIGSTOP)
-        before = [client.read(ref) for ref in settled(job, made)]
-        joined = cluster.redialled(stopped)
-        cluster.signal(stopped, signal.SIGCONT)
-        await_that(lambda: cluster.redialled(stopped) > joined, "its return")
-        pause(1.5)  # the stopped task's program has ended by then
-        reads = [job.run(["cat"], inputs=[ref]) for ref in made for _ in range(4)]
-        later = [client.read(ref) for ref in settled(job, reads)]
-    ran = len(runs.read_text().split()) == 3
-    values = {(index // 4, content) for index, content in enumerate(later)}
-    return ran, len(values | set(enumerate(before))) // 2

@@ -144,7 +144,10 @@ class MasterSession:
         """Begin a new session with a master that has restarted."""
         self._returning = None
         session = self._session = PeerSession("master", peer, self._token)
-        log.info("the master at {address} has restarted", address=peer.address)
+        log.info(
+            "the master at {address} has restarted, or had declared this worker dead",
+            address=peer.address,
+        )
         self._events.note("joined", peer.address)
         self.on_start_over(before.unconfirmed())
         before.end()
