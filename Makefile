@@ -102,7 +102,7 @@ appendix: dev
 
 # Count the copies of an array of 1 GiB that one task produces and four read.
 arrays: dev
-	@CIEL_LONG=1 $(RUN)/pytest -q -s tests/integration/test_python_arrays.py
+	@CIEL_LONG=1 $(RUN)/pytest -q -s tests/integration/python/test_arrays.py
 
 # Check models of protocols with spin, and run tests that take too long for `make test`; many minutes.
 check-deep: dev
@@ -124,7 +124,7 @@ check-two-kernels: dev
 
 # Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev
-	@$(RUN)/python -m benchmarks.fuse_testers
+	@$(RUN)/python -m benchmarks.storage.fuse_testers
 
 # The source archive and a wheel for each of PYTHONS, in dist/, each checked where no compiler is; some minutes each.
 PYTHONS ?= python3.11 python3.12 python3.13

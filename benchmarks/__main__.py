@@ -15,8 +15,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.record import keys, record
+
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -401,9 +404,17 @@ PARTS = (
 ON_REQUEST: frozenset[str] = frozenset()  # benchmarks that take minutes
 PROGRAM = """
 import dataclasses, json, importlib, sys
-result = importlib.import_module("benchmarks." + sys.argv[1]).measure()
+result = importlib.import_module(sys.argv[1]).measure()
 print(json.dumps(dataclasses.asdict(result) if dataclasses.is_dataclass(result) else result))
 """
+
+
+def module_of(benchmark: str) -> str:
+    """Return the name by which a benchmark is imported; raises SystemExit if there is none."""
+    for path in HERE.glob(f"*/{benchmark}.py"):
+        if path.parent.name != "chaos":
+            return f"benchmarks.{path.parent.name}.{benchmark}"
+    raise SystemExit(f"there is no benchmark {benchmark!r}")
 
 
 def run(benchmark: str) -> dict[str, float] | None:
@@ -413,7 +424,7 @@ def run(benchmark: str) -> dict[str, float] | None:
     """
     print(f"measuring: {benchmark}", file=sys.stderr)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, benchmark], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, module_of(benchmark)], stdout=subprocess.PIPE, text=True
     )
     if done.returncode:
         return None

@@ -1,5 +1,5 @@
 """Checks that modules import each other in no circle, imports for type checking included, and that
-no package is so large that a reader cannot find a module by its name.
+no folder is so large that a reader cannot find a module by its name.
 """
 
 from __future__ import annotations
@@ -64,5 +64,8 @@ def test_a_package_has_few_modules() -> None:
         for module, path in modules().items()
         if path.name != "__init__.py" and not path.name.startswith("compiled_")
     )
+    for top in ("benchmarks", "examples", "tests"):
+        files = [path for path in (ROOT / top).rglob("*.py") if path.name != "__init__.py"]
+        counts.update(str(path.parent.relative_to(ROOT)) for path in files)
     large = {package: count for package, count in counts.items() if count > FILES_MAX}
     assert large == {}

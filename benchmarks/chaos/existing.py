@@ -46,8 +46,8 @@ def run_tests(setting: Setting, *tests: str) -> Findings:
 )
 def _misbehaving_programs(setting: Setting) -> Findings:
     yield from run_tests(
-        setting, "tests/integration/test_greedy_programs.py",
-        "tests/executors/test_python_inputs.py", "tests/worker/test_interactive_ends.py",
+        setting, "tests/integration/bad_input/test_greedy_programs.py",
+        "tests/executors/test_python_inputs.py", "tests/worker/interactive/test_ends.py",
     )  # fmt: skip
 
 
@@ -89,5 +89,5 @@ def _version_skew(setting: Setting) -> Findings:
         setting,
         "tests/wire/test_session.py::test_version_mismatch_names_both_versions_on_both_sides",
         "tests/wire/test_session.py::test_an_initiator_also_refuses_another_version",
-        "tests/integration/test_python_trouble.py::test_calls_of_another_version_are_refused_in_one_line",
+        "tests/integration/python/test_trouble.py::test_calls_of_another_version_are_refused_in_one_line",
     )

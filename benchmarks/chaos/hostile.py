@@ -14,7 +14,7 @@ from benchmarks.chaos.clients import Api
 from benchmarks.chaos.cluster import Cluster
 from benchmarks.chaos.existing import run_tests
 from benchmarks.chaos.rows import Figure, Findings, Setting, row
-from benchmarks.control import cpu_s
+from benchmarks.engine.control import cpu_s
 from ciel.access.keys import Role
 from ciel.testing.homes import private_bytes
 
@@ -176,7 +176,7 @@ def spoilt(text: bytes, chance: random.Random) -> bytes:
 def _forged_references(setting: Setting) -> Findings:
     yield from run_tests(
         setting, "tests/net/test_url_policy.py", "tests/wire/test_references.py",
-        "tests/worker/test_url_fetching.py",
+        "tests/worker/transfer/test_url_fetching.py",
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def _forged_references(setting: Setting) -> Findings:
 )
 def _forged_reports(setting: Setting) -> Findings:
     yield from run_tests(
-        setting, "tests/master/test_machine_losses.py", "tests/master/test_restoring.py",
+        setting, "tests/master/machine/test_losses.py", "tests/master/journal/test_restoring.py",
         "tests/access/test_tickets.py", "tests/net/test_control.py",
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def _forged_reports(setting: Setting) -> Findings:
 def _wrong_lengths(setting: Setting) -> Findings:
     yield from run_tests(
         setting, "tests/wire/test_frames.py", "tests/journal/test_groups.py",
-        "tests/scc/test_tools_bad_input.py",
+        "tests/scc/tools/test_bad_input.py",
     )  # fmt: skip
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 
 import pytest
 
-from benchmarks.__main__ import FIGURES
+from benchmarks.__main__ import FIGURES, module_of
 from benchmarks.record import (
     HISTORY,
     HISTORY_HEAD,
@@ -97,3 +98,8 @@ def test_the_history_has_one_column_for_each_name() -> None:
 def test_a_page_without_the_table_is_an_error() -> None:
     with pytest.raises(ValueError, match="the page has no table"):
         in_readme("nothing", TWO, {})
+
+
+def test_each_figure_has_a_benchmark() -> None:
+    for figure in FIGURES:
+        assert find_spec(module_of(figure.benchmark)) is not None

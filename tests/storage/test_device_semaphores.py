@@ -274,7 +274,7 @@ def test_an_entry_waits_for_a_directory_that_is_briefly_locked(device: str) -> N
 def test_with_one_job_at_a_time_a_disk_seeks_once_for_each_file(
     device: str, tmp_path: Path
 ) -> None:
-    sources = ("../benchmarks/modelled_disk.c", "tools/io_token.c", "tools/io_device.c")
+    sources = ("../benchmarks/storage/modelled_disk.c", "tools/io_token.c", "tools/io_device.c")
     program, model, files = str(compiled("modelled_disk", sources)), tmp_path / "disk", 6
     loaders = [
         subprocess.Popen(

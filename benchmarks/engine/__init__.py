@@ -1,0 +1,1 @@
+"""Benchmarks of the graph, the daemons, and programs of all kinds."""

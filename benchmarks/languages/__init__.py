@@ -1,0 +1,1 @@
+"""Benchmarks of Skywriting and the Python API."""

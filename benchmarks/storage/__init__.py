@@ -1,0 +1,1 @@
+"""Benchmarks of stores, shared memory, disks and transfers."""
