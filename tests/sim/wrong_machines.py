@@ -238,7 +238,8 @@ class HidesDivergence(MasterMachine):
 
     def end_tick(self, now_s: float) -> None:
         super().end_tick(now_s)
-        self.graph.divergent.clear()
+        for task in self.graph.tasks.values():
+            task.children = None
 
 
 class Forgiving(TaskGraph):

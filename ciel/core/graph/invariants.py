@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from ciel.core.errors import InvariantError
 from ciel.core.graph import any_inputs
+from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, WAITING, TaskState
 
@@ -31,6 +32,15 @@ def problems(graph: TaskGraph) -> Iterator[str]:
     yield from _name_problems(graph)
     yield from _task_problems(graph)
     yield from _job_problems(graph)
+
+
+def differing_children(graph: TaskGraph) -> Iterator[tuple[TaskNode, int]]:
+    """Yield each parent whose attempts created different tasks, with the number of the child."""
+    for task in graph.tasks.values():
+        parent = graph.tasks.get(task.spec.parent)
+        if parent is not None and parent.children is not None:
+            if parent.children.get(task.spec.ordinal, task.spec.id) != task.spec.id:
+                yield parent, task.spec.ordinal
 
 
 def _name_problems(graph: TaskGraph) -> Iterator[str]:

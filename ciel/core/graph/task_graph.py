@@ -48,7 +48,7 @@ from ciel.core.graph.running_waits import RunningWaits
 from ciel.core.graph.streams import Streams
 from ciel.core.graph.undeclared_outputs import UndeclaredOutputs
 from ciel.core.graph.waiting import Waiting
-from ciel.core.ids import ObjectId, TaskId
+from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
 from ciel.core.tasks import (
@@ -100,7 +100,6 @@ class TaskGraph:
         # Tasks that began to wait; recorded if the owner sets this to a list.
         self.newly_waiting: list[TaskNode] | None = None
         self.disturbed = False  # a task was reset, an object lost, or a producer replaced
-        self.divergent: list[tuple[TaskId, int]] = []  # children that differed in a re-execution
 
     # --- growth -----------------------------------------------------------------------------------
 
@@ -194,10 +193,7 @@ class TaskGraph:
     def _note_child(self, parent: TaskNode, spec: TaskSpec) -> None:
         if parent.children is None:
             parent.children = {}
-        before = parent.children.setdefault(spec.ordinal, spec.id)
-        if before != spec.id:
-            self.divergent.append((parent.spec.id, spec.ordinal))
-            parent.children[spec.ordinal] = spec.id
+        parent.children[spec.ordinal] = spec.id
 
     def _redelegate(self, child: TaskNode) -> None:
         """Make a child the producer of the outputs that its parent has just delegated to it."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 from ciel.core.errors import CielError
+from ciel.core.graph.invariants import differing_children
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState
 from ciel.core.refs import Concrete, Failure, Reference, Value
@@ -163,9 +164,10 @@ class Simulation:
 
     def _check_sameness(self, job: Job) -> None:
         graph = self.master.machine.graph
-        for parent, ordinal in graph.divergent:
-            if parent in graph.tasks and graph.tasks[parent].job is job:
-                raise Violation(parent, f"two attempts spawned different tasks as child {ordinal}")
+        for parent, ordinal in differing_children(graph):
+            if parent.job is job:
+                text = f"two attempts spawned different tasks as child {ordinal}"
+                raise Violation(parent.spec.id, text)
         for object_id in self.world.witness.ambiguous:
             node = graph.objects.get(object_id)  # it may have been removed with its job
             if node is not None and node.producer is not None and node.producer.job is job:
