@@ -20,6 +20,7 @@ from typing import Final
 from benchmarks.chaos.faults import pause
 from benchmarks.chaos.rows import Note
 from benchmarks.chaos.workload import IN_A_SUM, Sums
+from ciel.testing.homes import fields_of
 
 LIMIT_S: Final = 180.0
 """A run that takes longer than this counts as unfinished."""
@@ -135,7 +136,7 @@ def _kill_a_worker(session: int, number: int) -> bool:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-            in_session = (entry / "stat").read_text().rpartition(")")[2].split()[3] == str(session)
+            in_session = fields_of(entry)[3] == str(session)
             if in_session and (b"ray::" in command or b"spawn_main" in command):
                 workers.append(int(entry.name))
     if not workers:

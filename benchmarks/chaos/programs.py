@@ -17,7 +17,7 @@ from benchmarks.chaos.rows import CannotRunError, Figure, Findings, Setting, row
 from ciel.client.client import Client
 from ciel.core.refs import Failure
 from ciel.core.tasks import Needs
-from ciel.testing.homes import private_bytes
+from ciel.testing.homes import fields_of, private_bytes
 
 DEAF: Final = (
     "trap '' TERM; sh -c 'trap \"\" TERM; sleep {0}' & setsid sleep {0} & "
@@ -170,7 +170,7 @@ def owned_by(uid: int) -> int:
     found = 0
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            state = fields_of(entry)[0]
             found += entry.stat().st_uid == uid and state != "Z"
         except OSError:
             continue

@@ -17,6 +17,7 @@ from typing import Any
 from ciel.client.client import Client
 from ciel.client.cluster import LocalCluster
 from ciel.core.tasks import Mentions
+from ciel.testing.homes import fields_of
 
 TASKS = 60_000
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -24,7 +25,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 def cpu_s(pid: int) -> float:
     """Return the CPU time that a process has used, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = fields_of(Path(f"/proc/{pid}"))
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
@@ -36,7 +37,7 @@ def daemons_of(parent: int) -> dict[str, list[int]]:
             continue
         try:
             command = (entry / "cmdline").read_bytes().split(b"\0")
-            tree = (entry / "stat").read_text().rpartition(")")[2].split()
+            tree = fields_of(entry)
         except OSError:
             continue
         grandparent = _parent(int(tree[1]))
@@ -48,7 +49,7 @@ def daemons_of(parent: int) -> dict[str, list[int]]:
 
 def _parent(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(fields_of(Path(f"/proc/{pid}"))[1])
     except OSError:
         return 0
 

@@ -25,6 +25,7 @@ import ciel
 from benchmarks.languages import python_calls as calls
 from benchmarks.languages import python_peers as peers
 from ciel.testing.c_programs import compiled
+from ciel.testing.homes import fields_of
 
 PAIRS = 3
 SLOW_TASKS = 2000
@@ -59,7 +60,7 @@ def tree_cpu_s() -> float:
     used, parents = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            fields = fields_of(entry)
         except OSError:
             continue
         parents[int(entry.name)] = int(fields[1])

@@ -353,7 +353,7 @@ def _kill_tagged(salt: int) -> dict[int, int]:
 
 def _is_launcher(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/comm").read_text() == "ciel-launcher\n"
+        return Path(f"/proc/{pid}/comm").read_bytes() == b"ciel-launcher\n"
     except OSError:
         return False
 

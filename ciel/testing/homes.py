@@ -157,8 +157,7 @@ class Home:
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if self._is_ours(entry):
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found[int(entry.name)] = command
+                    found[int(entry.name)] = command_of(entry)
             except OSError:
                 continue  # it has ended meanwhile
         return found
@@ -274,15 +273,26 @@ class HandCluster:
             process.communicate(timeout=20)
 
 
+def command_of(process: Path) -> str:
+    """Return the command line of a process, by its directory in `/proc`; raises OSError.
+
+    Any process of the machine may have a name and arguments that are no UTF-8.
+    """
+    return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def fields_of(process: Path) -> list[str]:
+    """Return the state, the parent and the further fields of `/proc/PID/stat`; raises OSError."""
+    return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
 def processes_below(pid: int) -> dict[int, str]:
     """Return the commands of all descendants of a process, by process id."""
     parents, commands = {}, {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(entry.name)] = int(
-                (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-            commands[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
+            parents[int(entry.name)] = int(fields_of(entry)[1])
+            commands[int(entry.name)] = command_of(entry)
         except OSError:
             continue
     found, ours = {}, {pid}

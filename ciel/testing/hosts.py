@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ciel.testing.homes import Home, wait_for
+from ciel.testing.homes import Home, command_of, wait_for
 
 TOOLS: Final = ("unshare", "nsenter", "ip", "mount")
 NOWHERE: Final = "02:00:00:00:de:ad"
@@ -91,7 +91,7 @@ class Host(Home):
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended meanwhile
                 if os.readlink(entry / "ns" / "net") == own:
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    command = command_of(entry)
                     found[int(entry.name)] = command
         found.pop(self.keeper.pid, None)
         return found

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.homes import wait_for
+from ciel.testing.homes import command_of, wait_for
 
 CIEL = str(Path(sys.executable).with_name("ciel"))
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,7 +49,7 @@ class Shell:
                     entry.name.isdecimal()
                     and f"HOME={self.home}\0".encode() in (entry / "environ").read_bytes()
                 ):
-                    found.append((entry / "cmdline").read_text().replace("\0", " ").rstrip())
+                    found.append(command_of(entry).rstrip())
             except OSError:
                 continue
         return found

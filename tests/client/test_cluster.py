@@ -18,7 +18,7 @@ from ciel.client.errors import ClusterError, ClusterOptionError, TaskFailedError
 from ciel.core.refs import Concrete
 from ciel.core.tasks import Needs
 from ciel.execution.kept import KEPT_ATTEMPTS_MAX
-from ciel.testing.homes import wait_for
+from ciel.testing.homes import command_of, wait_for
 
 WAIT_S = 20.0
 
@@ -57,7 +57,7 @@ def processes_of(path: Path) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and entry.name != str(os.getpid()):
             try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                line = command_of(entry)
             except OSError:
                 continue
             if str(path) in line:

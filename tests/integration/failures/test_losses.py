@@ -24,7 +24,7 @@ from ciel.client.jobs import Job
 from ciel.core.events import RESTART_GRACE_S
 from ciel.core.refs import Failure, Future, Value
 from ciel.core.tasks import Needs
-from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.testing.homes import HandCluster, Home, fields_of, wait_for
 
 LARGE: Final = 70_000
 LEAVES: Final = 30
@@ -290,7 +290,7 @@ def bombs() -> int:
     found = 0
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            state = fields_of(entry)[0]
             found += entry.stat().st_uid == int(NOBODY) and state != "Z"
         except OSError:
             continue  # it has ended meanwhile

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from ciel.client import Client, LocalCluster
-from ciel.testing.homes import wait_for
+from ciel.testing.homes import command_of, wait_for
 
 # Each task waits for the second one to run, so that they run on two cores.
 PRODUCER = 'touch "$1"; until [ -e "$2" ]; do sleep 0.01; done; head -c 300000 /dev/zero'
@@ -138,7 +138,7 @@ def pid_of(option: str, cluster: LocalCluster) -> int:
     """Find a worker by an option of its store."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            command = path.read_text()
+            command = command_of(path.parent)
             if option in command and cluster._instances[0] in command:
                 return int(path.parent.name)
     raise AssertionError(f"no worker with {option}")
