@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from ciel.access.keys import Key, Role
 from ciel.client.connection.dialing import READ_BYTES, Dialer, Line
+from ciel.client.connection.repeating import to_repeat
 from ciel.client.errors import (
     AccessRefusedError,
     ClientClosedError,
@@ -51,7 +52,7 @@ from ciel.core.events import (
 from ciel.wire.errors import WireError
 from ciel.wire.frames import Record, encode_frames, estimate_sizes
 from ciel.wire.limits import HELLO_TIMEOUT_S
-from ciel.wire.messages import TO_CLIENT, decode_all, encode, encode_all
+from ciel.wire.messages import FROM_CLIENT, TO_CLIENT, decode_all, encode, encode_all
 from ciel.wire.session_counter import SessionCounter
 
 SILENT_MAX_S: Final = 15.0
@@ -470,8 +471,11 @@ class Connection:
             else:
                 self._counter = SessionCounter()
                 self._counter.received = 1
-            self._queue.extendleft(reversed([*_queued(before), *self._kept]))
-            self._queue.extend(_queued(after))
+            self._queue.extendleft(reversed(self._kept))
+            if isinstance(first, StartOver):
+                records = [record for record, _ in self._queue]
+                again = to_repeat(decode_all(records, FROM_CLIENT))
+                self._queue = deque(_queued([*before, *again, *after]))
             self._queued_bytes = sum(size_bytes for _, size_bytes in self._queue)
             self._kept.clear()
             self._channel, self._session, self._early = line

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+from ciel.client.connection.repeating import to_repeat
 from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
     LOST_AFTER_S,
@@ -150,7 +151,7 @@ class SessionClient(FakeClient):
         is_submitted = any(isinstance(message, SubmitJob) for message in self._said)
         if is_submitted and not self._is_over():
             session.send(SubmitJob(self.plan.job))
-        for message in before.unconfirmed():
+        for message in to_repeat(before.unconfirmed()):
             if (again := self._without_handed_over(message)) is not None:
                 session.send(again)
         if unsettled := tuple([o for o in self._wants() if not self._has(o)]):
