@@ -33,6 +33,7 @@ from ciel.core.events import (
 from ciel.core.graph.early_outputs import publish_early
 from ciel.core.graph.job_retry import fail_missing
 from ciel.core.graph.task_graph import UNBOUNDED
+from ciel.core.ids import TaskId
 from ciel.core.jobs import ENDED, Job, JobState, JobSummary
 from ciel.core.masters import Succession
 from ciel.core.tasks import ACTIVE, CANCELLED, DONE, DORMANT, RUNNABLE, WAITING
@@ -89,8 +90,9 @@ class Restoration:
                 self._context.add_task(spec, known, machine.find_job(spec.job))
             case WantObjects() | ReleaseObjects() | CloseJob() | CancelJob() | ReplicateObjects():
                 machine.clients.replay(record)
-            case TaskReported():
+            case TaskReported(task_id):
                 machine.attempts.replay(record)
+                self._hand_over_released(task_id)
             case AttemptFailed():
                 machine.attempts.replay_failure(record)
             case ObjectsStored():
@@ -116,6 +118,14 @@ class Restoration:
                 self.workers.pop(worker, None)
             case JournalCompacted(jobs):
                 machine.job_table.count = max(machine.job_table.count, jobs)
+
+    def _hand_over_released(self, task_id: TaskId) -> None:
+        """Hand over the outputs of a finished task that its client had released before."""
+        task = self._context.graph.tasks.get(task_id)
+        if task is not None and task.job.released:
+            released = [o for o in task.outputs if o in task.job.released]
+            if released:
+                self.machine.operations.hand_over(task.job, released)
 
     def _note(self, job: Job, at_s: float, text: str) -> None:
         job.history.record(at_s - self.machine.epoch_s, text)

@@ -12,6 +12,7 @@ from ciel.core.events import (
     CloseJob,
     Message,
     ObjectsStored,
+    ReleaseObjects,
     SpawnTask,
     StoreListed,
     SubmitJob,
@@ -98,6 +99,16 @@ def test_an_end_that_the_journal_has_is_reported_again_without_effect() -> None:
     returns(cluster, "w1", A, then=(end,))
     cluster.said("w1: stop a (1)")
     assert cluster.state(A) is TaskState.DONE
+
+
+def test_a_result_that_was_released_before_it_existed_is_forgotten() -> None:
+    before = running(A, B)
+    before.says(ReleaseObjects(JOB, A.outputs, for_good=True))
+    before.done("w1", A)
+    assert A.id not in before.machine.graph.tasks
+    cluster = restart(before)
+    assert A.id not in cluster.machine.graph.tasks
+    assert cluster.job_of().handed_over == 1
 
 
 def test_tasks_of_workers_that_do_not_return_run_elsewhere() -> None:
