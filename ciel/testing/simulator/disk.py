@@ -70,7 +70,7 @@ class FakeDisk:
                 file.safe_bytes = len(file.content)
 
     def adopt_copy(self, content: bytes) -> None:
-        """Let a durable copy of the groups of another journal replace all files."""
+        """Let a durable file with groups, of a base or another journal, replace all files."""
         file = FakeFile()
         file.content = HEADER + content
         file.safe_bytes = len(file.content)
@@ -143,6 +143,29 @@ class FakeJournal:
         content = b"".join([file.content[len(HEADER) :] for file in self._disk.files])
         self._file = self._disk.begin_file()
         done(content, last)
+
+    def compact(
+        self, base_of: Callable[[bytes], bytes], takes_s: float, done: Callable[[], object]
+    ) -> None:
+        """Continue in a new file soon, let a base replace the files before it, and call `done`.
+
+        `base_of` returns the groups of the base, by the groups of these files. `takes_s`: until the
+        base is written.
+        """
+
+        def write(content: bytes, _: int) -> None:
+            count = len(self._disk.files) - 1
+            self._world.timeline.after(takes_s, self._adopt_base, count, base_of(content), done)
+
+        self.begin_file(write)
+
+    def _adopt_base(self, count: int, groups: bytes, done: Callable[[], object]) -> None:
+        if self._is_closed:
+            return  # only the owner of the directory gives the base its name
+        later = self._disk.files[count:]
+        self._disk.adopt_copy(groups)
+        self._disk.files += later
+        done()
 
     @property
     def appended(self) -> int:

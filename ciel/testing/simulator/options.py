@@ -99,6 +99,8 @@ class Options:
     power_share: float = 0.3  # of crashes that lose what the disk has not made durable
     master_restart_mean_s: float = 0.5
     lying_share: float = 0.0  # of calls that make records durable, and do nothing
+    compaction_interval_s: float = 0.0
+    compaction_mean_s: float = 0.2  # until the base has replaced the files
 
     # Further masters, which follow its journal. Crashes hit the host of any of them.
     standbys: int = 0
@@ -220,6 +222,12 @@ SCENARIOS: dict[str, Options] = {
         client_cut_interval_s=6.0,
     ),
     "restarts": replace(_CALM, journal=True, crash_interval_s=1.5, flap_share=0.1),
+    "compactions": replace(
+        _CALM, journal=True, crash_interval_s=1.0, power_share=0.5, sync_mean_s=0.02,
+        compaction_interval_s=0.3, hand_over_share=0.5, release_share=0.4, cancel_share=0.2,
+        failing_share=0.1, retry_share=0.5, remove_share=0.5, copies_share=0.3,
+        upload_inline_share=0.5, phases_max=4, tasks_per_job=10,
+    ),
     # Nothing but the master fails, so each task runs only once.
     "redo": replace(
         _CALM, journal=True, crash_interval_s=1.5, power_share=0.5, sync_mean_s=0.02,
@@ -334,6 +342,8 @@ def _draw_crashes(seed: int) -> Options:
         client_cut_interval_s=sometimes(0.2, 1.0),
         ticks_per_check=chance.choice((2, 16)),
         through_wire=chance.random() < 0.2,
+        compaction_interval_s=sometimes(0.2, 0.3, 2.0),
+        compaction_mean_s=chance.choice((0.01, 1.0)),
     )
 
 
