@@ -109,7 +109,8 @@ class Compaction:
             if known and job_id in self._specs:
                 records.append(AddTask(self._specs[job_id], tuple(known.values())))
         for job in self._machine.jobs.values():
-            if job.state not in ENDED or job.handed_over > self._handed_over.get(job.spec.id, 0):
+            # The end of a job may be in a later file, as if `CancelJob` is the last record of it.
+            if job.state not in ENDED or job.handed_over > self._handed_over.get(job.spec.id, -1):
                 records.append(JobChanged(summarise(job)))
         latest = self._survey.restoration.latest
         records += [SuccessionChanged(item, item is latest[0]) for item in latest]

@@ -6,6 +6,7 @@ from typing import Any
 
 from ciel.core.events import (
     AddTask,
+    CancelJob,
     CloseJob,
     Message,
     ObjectsStored,
@@ -15,7 +16,7 @@ from ciel.core.events import (
     TaskReported,
     WantObjects,
 )
-from ciel.core.ids import ObjectId
+from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete
 from ciel.core.tasks import DONE
 from ciel.master.state.compaction import compact
@@ -94,6 +95,20 @@ def test_an_object_that_stores_have_again_needs_one_record() -> None:
     assert sum(isinstance(record, ObjectsStored) for record in cluster.machine.journal) == 3
     needed = [record for record in records_of(cluster) if isinstance(record, ObjectsStored)]
     assert [ref.id for record in needed for ref in record.refs] == ["a"]
+
+
+def test_a_cancelled_job_whose_end_is_in_a_later_file_keeps_its_number() -> None:
+    cluster = two()
+    for number in range(2):
+        task = a_task(f"a{number}", job=f"job-{number}")
+        cluster.job(task, want=[task.outputs[0]], job=f"job-{number}")
+    first = a_task("a0", job="job-0")
+    worker = cluster.machine.graph.tasks[first.id].worker
+    assert worker is not None
+    cluster.done(worker, first)
+    change(cluster, "remove", job="job-0")
+    cluster.says(CancelJob(JobId("job-1"), "no"))  # its task is still being stopped
+    assert [job.number for job in restored(cluster).machine.jobs.values()] == [2]
 
 
 def test_a_removed_job_needs_no_record_and_numbers_go_on() -> None:
