@@ -1,7 +1,7 @@
 """Measures the task graph alone: the CPU time per task, and the memory of each waiting task.
 
-The CPU time is that of checking tasks and their ids, adding them to the graph, finding the runnable
-ones, assigning them and completing them.
+The CPU time includes checking tasks and their ids, adding them to the graph, finding runnable
+tasks, and assigning and completing them.
 
 Expected cost of a task: two dictionary entries, one BLAKE2b digest (16 bytes, 32 hexadecimal
 digits), four objects and three state transitions, about 4 us in this interpreter. The garbage

@@ -204,10 +204,10 @@ def show(name: str, title: str, curves: Curves) -> None:
 
 
 def measure() -> dict[str, float]:
-    """Measure, write the page, and return the ratio of each policy's rate to that of a single load.
+    """Measure, write the page, and return each policy's rate as a ratio to the rate of one load.
 
-    For `off` it is the highest ratio over all numbers of loads, which must be low; for the other
-    policies it is the lowest, which must be high.
+    For `off` it is the highest ratio over all numbers of loads, and should be low. For every other
+    policy it is the lowest ratio, and should be high.
     """
     curves = modelled(LOADS, POLICIES)
     show("disk-jobs", "A modelled disk of 105 MB/s and 8 ms", curves)

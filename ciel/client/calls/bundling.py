@@ -2,7 +2,7 @@
 
 A task costs client, master and worker together some 0.1 ms of CPU time. So the client sends several
 pending calls of fast functions as one task, a bundle (ADR 31). Before the first result of a
-function the client sends only a few of its calls, each as its own task, and holds the others back.
+function the client sends only a few of its calls, each as its own task, and holds the rest back.
 If these first calls are slow, it sends each call as its own task: otherwise the calls of another
 client would wait behind a bundle of slow calls (ADR 62). This module has no clock and does no I/O.
 """

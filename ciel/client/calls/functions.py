@@ -30,8 +30,8 @@ INLINE_MAX_BYTES: Final = 4 << 10
 KNOWN_MAX: Final = 1000
 """How many functions `Functions` remembers.
 
-It refers strongly to captured objects that cannot be weakly referenced, such as lists. So a
-function to which such an object of its own refers is not garbage-collected while it is remembered.
+It refers strongly to captured objects that cannot be weakly referenced, such as lists. If such a
+list refers to the function, the function is not garbage-collected while it is remembered.
 """
 
 
