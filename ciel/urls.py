@@ -2,6 +2,9 @@
 
 The workers read and write, with their own credentials; the content does not pass through the
 client.
+
+Without `client`, `read` and `write` use the client that was opened last, or within a task the
+task's own. If there is none, they open one client for the whole program.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ It extends the conversation of all interactive programs:
   to the child; afterwards calls belong to its parent again. The program does not wait for replies.
 - `spawn` with `wanted`: the parent needs the child's output before the parent ends. With `level`,
   the parent is an enclosing task of the current one; 0 is the outermost.
-- `cont_text` of a spawn: the worker stores a short text in the task; a longer one becomes an
-  object.
-- The reply to an invalid spawn is `{"error": text}`.
+- `cont_text` of a spawn: the continuation of a script, as text. The worker stores a short one in
+  the task; a longer one becomes an object.
+- The reply to a spawn with an invalid executor, option or argument is `{"error": text}`. A child
+  that cannot run inline, a wrong `level` or a wrong `cont_text` fails the task instead.
 - `exit` with `value`: the text of output 0.
 - `error`, together with the following `exit`, fails the task, or only the current inline child. It
   may have a `reason` code. The program may stay running.
@@ -67,7 +68,7 @@ class NestedConversation(Conversation):
         self._say("spawn", {"error": str(error)})
 
     def _tail_spawn(self, args: dict[str, Any]) -> None:
-        """Create a script's continuation, which keeps the script's name and needs by default."""
+        """Create a script's continuation; it keeps the script's name and `needs` by default."""
         executor, needs, keywords = read_spawn(args)
         self._store_text(self._attempt, keywords)
         spec = self._attempt.task.spec

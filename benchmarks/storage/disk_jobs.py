@@ -1,13 +1,13 @@
 """Measures the best number of concurrent disk jobs (CIB-41).
 
-Several loads start at once, each in a separate process: without a limit, with one or two at a time
-by a semaphore, and with an adaptive limit.
+Several processes start at once, and each loads a file: all of them without a limit, one or two at a
+time by a semaphore, or as many as an adaptive limit allows.
 
-The disk is a model that all processes share (`modelled_disk.c`): 105 MB/s, and 8 ms for a request
-that does not follow the previous one in the same file; each request is a mebibyte. The model is ten
-times as fast as that.
+The disk is a model that all processes share (`modelled_disk.c`): 105 MB/s, and 8 ms more for a
+request that does not follow the previous one in the same file; each request is a mebibyte. The
+model is ten times as fast as that.
 `ON_REAL_DISK=1` also loads from the disk of the temporary directory. The benchmark rewrites the
-plot and the tables of docs/measured/disk-jobs.md.
+plot and the table of each disk that it has measured, in docs/measured/disk-jobs.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Loaders:
         for process in self._running:
             process.communicate()
 
-    def tell(self, number: int) -> None:
+    def start_load(self, number: int) -> None:
         """Make one process start its load."""
         pipe = self._running[number].stdin
         assert pipe is not None
@@ -92,17 +92,17 @@ def rate_of(loaders: Loaders, sizes: list[int], policy: str, *, is_rotating: boo
     chosen = Policy(adapts=True) if policy == "adaptive" else Policy()
     admission: Admission[int] = Admission(chosen, is_rotating=is_rotating)
 
-    def begin(numbers: list[int]) -> None:
+    def start(numbers: list[int]) -> None:
         for number in numbers:
             admission.started(number, time.monotonic())
-            loaders.tell(number)
+            loaders.start_load(number)
 
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     for number, size_bytes in enumerate(sizes):
-        begin(admission.request(number, size_bytes, begun_s))
+        start(admission.request(number, size_bytes, started_s))
     for number in loaders.done():
-        begin(admission.end(number, time.monotonic()))
-    return sum(sizes) / (time.monotonic() - begun_s)
+        start(admission.end(number, time.monotonic()))
+    return sum(sizes) / (time.monotonic() - started_s)
 
 
 def _limit(policy: str) -> str:
@@ -204,7 +204,11 @@ def show(name: str, title: str, curves: Curves) -> None:
 
 
 def measure() -> dict[str, float]:
-    """Measure, write the page, and return the worst ratio of each policy to a single load."""
+    """Measure, write the page, and return each policy's rate as a ratio to the rate of one load.
+
+    For `off` it is the highest ratio over all numbers of loads, and should be low. For every other
+    policy it is the lowest ratio, and should be high.
+    """
     curves = modelled(LOADS, POLICIES)
     show("disk-jobs", "A modelled disk of 105 MB/s and 8 ms", curves)
     if os.environ.get("ON_REAL_DISK") == "1":

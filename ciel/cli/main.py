@@ -20,7 +20,7 @@ COMMANDS = {
     "up": ("up", "start a local cluster in the background"),
     "down": ("up", "end the local cluster"),
     "status": ("status", "show the cluster, its workers and jobs"),
-    "browse": ("status", "open the cluster's pages in a browser"),
+    "browse": ("status", "open the cluster's web pages in a browser"),
     "job": ("job", "list jobs, their output and logs; wait for, cancel, retry, remove them"),
     "task": ("task", "list the tasks of a job, show one, explain why it waits or failed"),
     "object": ("object", "store files in the cluster; list, show, get, remove objects"),

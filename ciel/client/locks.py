@@ -1,7 +1,7 @@
 """Signal-safe locks, which replace `threading.Condition` and `threading.Event`.
 
-They stay valid after Ctrl-C. In a forked child, `Changes` and `Flag` raise ForkedError instead of
-blocking for ever.
+They stay valid after Ctrl-C. In a forked child, `ForkSafeCondition` and `Flag` raise ForkedError
+instead of blocking for ever.
 
 Ctrl-C may interrupt the main thread between any two bytecodes. Entering `with` on a lock that is
 written in C is one step: the thread acquires the lock and enters the block, or neither. The
@@ -36,7 +36,7 @@ class Condition(RLock):  # type: ignore[misc]  # the stub declares it final
     def notify_all(self) -> None:
         """Wake all waiting threads; the caller holds the lock."""
         for change_lock in self._waiting:
-            if change_lock.locked():  # else an interrupt ended an earlier call after the release
+            if change_lock.locked():  # unlocked: an interrupt ended an earlier call in this loop
                 change_lock.release()
         self._waiting = ()
 
@@ -54,7 +54,7 @@ class Condition(RLock):  # type: ignore[misc]  # the stub declares it final
             interrupt: BaseException | None = None
             while True:  # inline: an interrupt may also come at the start of a function
                 try:
-                    if not self._is_owned():  # type: ignore[attr-defined]  # as above
+                    if not self._is_owned():  # type: ignore[attr-defined]  # the stub lacks it
                         self.acquire()
                     break
                 except BaseException as error:
@@ -63,30 +63,30 @@ class Condition(RLock):  # type: ignore[misc]  # the stub declares it final
             if interrupt is not None:
                 raise interrupt
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until `condition` is true; return False after the timeout.
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until `predicate` returns true; return False after the timeout.
 
-        The condition is called with the lock held, after each change. The caller must not hold the
-        lock.
+        This method calls it with the lock held, at first and after each `notify_all`. The caller
+        must not hold the lock.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self:
-                if condition():
+                if predicate():
                     return True
                 change_lock = self.change_lock()
             left_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             if not change_lock.acquire(timeout=left_s):
                 with self:
                     self._waiting = [other for other in self._waiting if other is not change_lock]
-                    return condition()
+                    return predicate()
 
 
-class Changes(Condition):  # type: ignore[misc]  # as above
-    """A condition for one object's state.
+class ForkSafeCondition(Condition):  # type: ignore[misc]  # as above
+    """A `Condition` that does not block a forked child for ever.
 
-    Acquiring it in a forked child raises ForkedError: the child does not have the thread that may
-    hold the lock.
+    Entering it with `with` in a forked child raises ForkedError: the child does not have the thread
+    that may hold the lock.
     """
 
     def __init__(self) -> None:
@@ -94,12 +94,12 @@ class Changes(Condition):  # type: ignore[misc]  # as above
         register_fork(self)
 
     def forked(self) -> None:
-        """Make every acquisition raise ForkedError; called in a forked child."""
+        """Make every `with` raise ForkedError; called in a forked child."""
         self.__class__ = _Forked
 
 
-class _Forked(Changes):  # type: ignore[misc]  # as above
-    """A `Changes` in a forked child."""
+class _Forked(ForkSafeCondition):  # type: ignore[misc]  # as above
+    """A `ForkSafeCondition` in a forked child."""
 
     def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool:
         raise ForkedError(self.owner_pid, os.getpid())
@@ -112,7 +112,7 @@ class Flag:
     """A signal-safe `threading.Event`."""
 
     def __init__(self) -> None:
-        self._changed = Changes()
+        self._changed = ForkSafeCondition()
         self._is_set = False
 
     def is_set(self) -> bool:

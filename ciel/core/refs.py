@@ -109,16 +109,17 @@ class Failure(NamedTuple):
     def propagated(self, producer: str = "") -> tuple[str, Any]:
         """Return the reason and details of a task that cannot run because this input has failed.
 
-        `producer`: the label of the input's producer. The message names the task that failed first,
-        once, even at the end of a long chain.
+        `producer`: the label of the input's producer. The message names the task or the input that
+        failed first, once. It names no reader, since all tasks of a long chain get the same
+        message.
         """
         if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
             return self.reason, self.details
-        text = f"its input {self.id} failed ({self.reason}): {self.text}"
+        text = f"input {self.id} failed ({self.reason}): {self.text}"
         if producer:
             text = (
                 f"{producer} failed ({self.reason}): {self.text}\n"
-                f"this task reads its output {self.id}"
+                f"tasks that read its output {self.id} cannot run"
             )
         return "DEPENDENCY_FAILED", with_text(self.details, text)
 

@@ -32,7 +32,7 @@ _OPTIONS_OF = {LOCALITY: tuple(_LIMITS), TWO_RANDOM: (), RANDOM: ()}
 
 
 class Scheduling(NamedTuple):
-    """A policy, and its options that differ from the defaults; checked by `read_scheduling`."""
+    """A policy and the options that were given; checked by `read_scheduling`."""
 
     policy: str = LOCALITY
     options: tuple[tuple[str, float], ...] = ()

@@ -119,7 +119,7 @@ def with_stderr(text: str, stderr_tail: str) -> str:
     if not stderr_tail:
         return text
     lines = [f"  {line}" for line in stderr_tail.splitlines()]
-    return "\n".join([text, "its standard error ends:", *lines])
+    return "\n".join([text, "the end of its standard error:", *lines])
 
 
 def failure_text(

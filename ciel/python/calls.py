@@ -21,7 +21,8 @@ from ciel.version import __version__
 EXECUTOR: Final = "python"
 INLINE_MAX_BYTES: Final = 32 << 10
 """A bundle up to this size is part of the task's arguments; a larger one becomes an object."""
-BATCHES_MAX: Final = 8
+LOTS_MAX: Final = 8
+"""How many lots a bundle has at most."""
 
 VERSION: Final = (sys.version_info[0], sys.version_info[1], __version__)
 
@@ -91,13 +92,13 @@ class Function(NamedTuple):
 class Bundle(NamedTuple):
     """The calls of one task.
 
-    `directories`: entries of the client's `sys.path`, for modules of the user. `streams`: output 0
-    is a stream of the items that the only call yields. `raw`: output 0 is the value of the only
-    call, bytes or a text, as other programs read it. `locals_wanted`: tracebacks show local
-    variables. `timed`: the times of calls are recorded for a trace (`contents.Times`). `moved`: the
-    directory ("": unchanged) and the environment variables (None: unset) that the client has
-    changed since its job started. `log_level`: the level of the client's root logger; 0: the client
-    has not set it.
+    `batches`: the calls of each lot. `directories`: entries of the client's `sys.path`, for modules
+    of the user. `streams`: output 0 is a stream of the items that the only call yields. `raw`:
+    output 0 is the value of the only call, bytes or a text, as other programs read it.
+    `locals_wanted`: tracebacks show local variables. `timed`: the times of calls are recorded for a
+    trace (`contents.Times`). `moved`: the directory ("": unchanged) and the environment variables
+    (None: unset) that the client has changed since its job started. `log_level`: the level of the
+    client's root logger; 0: the client has not set it.
     """
 
     version: tuple[int, int, str]

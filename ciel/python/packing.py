@@ -248,7 +248,9 @@ def _with_code(value: Any, buffers: list[pickle.PickleBuffer], place_of: Any) ->
         from ciel.python.unpicklable import describe_culprit
 
         culprit = describe_culprit(value, skips_futures=_context.embedded is None)
-        raise UnpackedError(f"{culprit}: {type(error).__name__}: {error}") from error
+        raise UnpackedError(
+            f"{culprit}; pickling raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:

@@ -20,7 +20,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
     """Split `name:option=value,option=value` into the name and its options."""
     name, _, rest = text.partition(":")
     if not _NAME.fullmatch(name):
-        raise StoreSpecError(text, "a store is written name or name:option=value,option=value")
+        raise StoreSpecError(text, "write NAME or NAME:OPTION=VALUE,OPTION=VALUE")
     options: dict[str, str] = {}
     for item in rest.split(",") if rest else []:
         option, equals, value = item.partition("=")
@@ -41,11 +41,14 @@ def check_options(store: str, options: Mapping[str, str], known: tuple[str, ...]
 
 
 def parse_size(text: str) -> int:
-    """Parse a size like `8GiB`, `8G`, `512MiB` or `1000000`: powers of 1024, never zero."""
+    """Parse a size like `8GiB`, `8G`, `512MiB` or `1000000`.
+
+    Units are powers of 1024; zero is refused.
+    """
     match = _SIZE.fullmatch(text)
     size_bytes = int(match[1]) * _UNIT_BYTES[match[2]] if match else 0
     if not size_bytes:
-        raise StoreSpecError(text, "not a size; write 8GiB, 512MiB or 1000000")
+        raise StoreSpecError(text, "not a size; write a size such as 8GiB, 512MiB or 1000000")
     return size_bytes
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ciel.testing.shm_tools import HOME, Image
+from ciel.testing.shm_tools import TOOL_DIRECTORY, Image
 
-PROGRAM = HOME / "shmfs-fuse"
+PROGRAM = TOOL_DIRECTORY / "shmfs-fuse"
 
 
 def can_mount() -> bool:

@@ -1,4 +1,7 @@
-"""Runs the tools of shmfs (`shminit`, `shmls` and others) on temporary images."""
+"""Runs the tools of shmfs (`shminit`, `shmls` and others) on temporary images.
+
+An image is the memory that holds one file system of shmfs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 
 from ciel.testing.homes import wait_for
 
-HOME = Path(sys.executable).parent
+TOOL_DIRECTORY = Path(sys.executable).parent
 TOOLS = (
     "shminit", "shmld", "shmls", "shmln", "shmst", "shmrm", "shmlist", "shmdf", "shmfsck",
     "shmdump", "drop_caches",
@@ -22,7 +25,7 @@ TOOLS = (
 
 
 class Image:
-    """A private image in /dev/shm. `environ` is the environment of the tools."""
+    """A private image in /dev/shm. `environ`: the environment of the tools."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -33,7 +36,7 @@ class Image:
     def start(self, tool: str, *arguments: str | bytes | Path) -> subprocess.Popen[bytes]:
         """Start a tool."""
         return subprocess.Popen(
-            [HOME / tool, *arguments],
+            [TOOL_DIRECTORY / tool, *arguments],
             env=self.environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -76,20 +79,24 @@ class Image:
         """Wait until no process is attached to the image, then check it. The process of a mount may
         end a moment after the unmount: the kernel waits for other users of the mount.
         """
-        wait_for(self._is_left, "all processes to detach from the image")
+        wait_for(self._is_detached_after_sweep, "all processes to detach from the image")
         self.do("shmfsck")
 
-    def _is_left(self) -> bool:
+    def _is_detached_after_sweep(self) -> bool:
+        """Remove what dead processes left; return whether no process is attached."""
         self.do("shmfsck", "--sweep")
         return self.usage()["attached"] == 0
 
 
 @contextmanager
-def fresh_image(*options: str, make: bool = True) -> Iterator[Image]:
-    """Create an image with shminit, and remove it at the end of the context."""
+def fresh_image(*options: str, create: bool = True) -> Iterator[Image]:
+    """Create an image with shminit, and remove it at the end of the context.
+
+    With `create=False`, only choose its name.
+    """
     image = Image(f"shmfs-test-{uuid.uuid4().hex[:12]}")
     try:
-        if make:
+        if create:
             image.do("shminit", *options)
         yield image
     finally:

@@ -1,7 +1,6 @@
-"""The worker's service: feeds the master's messages to the machine, and carries out its orders.
+"""Passes the master's messages to the worker's state machine, and carries out its orders.
 
-It carries out orders one after the other, until there are none. Reports leave at the end of the
-tick.
+It carries out one order at a time until none is left. Reports leave at the end of the tick.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ log = Logger(__name__)  # compiled code cannot determine its own module
 
 
 class WorkerService:
-    """Connects the machine to the master, to time, and to what carries out its orders.
+    """Connects the state machine to the master, the clock and the components that carry out orders.
 
-    Components that give the machine an event call `act` afterwards, or `act_soon` if they are in
-    the middle of something.
+    A component that reports an event to the state machine then calls `act`. If it still works with
+    an attempt or a fetch, which an order may end, it calls `act_soon` instead.
     """
 
     _attempts: Attempts
@@ -84,14 +83,14 @@ class WorkerService:
         self._due_s = 0.0
         self._is_acting = False
         master.on_start_over = self._start_over
-        self._drained: Callable[[], object] | None = None
+        self._on_all_ended: Callable[[], object] | None = None
         self.on_dismissed: Callable[[], object] = lambda: None
         """Called when the master has drained this worker, which then ends."""
 
-    def carry_out_by(
+    def set_components(
         self, attempts: Attempts, interactive: InteractivePrograms, fetcher: Fetcher
     ) -> None:
-        """Set the components that carry out orders, and report the outcomes to this service."""
+        """Set the components that carry out orders. They report the outcomes to this service."""
         self._attempts = attempts
         self._interactive = interactive
         self._fetcher = fetcher
@@ -119,7 +118,10 @@ class WorkerService:
         self.act()
 
     def _start_over(self, unconfirmed: list[Message]) -> None:
-        """Offer everything to a master that has restarted: it adopts the attempts that it needs."""
+        """Report running attempts, streams and unconfirmed messages to a master that has restarted.
+
+        The master adopts the attempts that it needs.
+        """
         for message in self.machine.master_restarted(unconfirmed):
             self._master.send(message)
         self.machine.master_reached()
@@ -127,6 +129,7 @@ class WorkerService:
         self._store_reports.joined()
 
     def peer_drained(self, peer: Peer) -> None:
+        """The connection has sent its queue."""
         self._master.drained(peer)
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
@@ -151,10 +154,10 @@ class WorkerService:
             self._master.say_farewell()
             self._end_session()
 
-    def drain(self, done: Callable[[], object]) -> None:
-        """End all attempts as if they were cancelled, within their grace time; then call `done`."""
+    def cancel_all(self, done: Callable[[], object]) -> None:
+        """Leave the master, and end all attempts as if it had cancelled them; then call `done`."""
         self.leave_master()
-        self._drained = done
+        self._on_all_ended = done
         self.act()
 
     def close(self) -> None:
@@ -171,7 +174,7 @@ class WorkerService:
     # --- acting -----------------------------------------------------------------------------------
 
     def now_s(self) -> float:
-        """Return the time of events."""
+        """Return the current time, which the state machine gets with events."""
         now_s: float = self._reactor.seconds()
         return now_s
 
@@ -193,9 +196,9 @@ class WorkerService:
             self._is_acting = False
         self._report()
         self._schedule()
-        if self._drained is not None and not self.machine.attempts:
-            self._drained()
-            self._drained = None
+        if self._on_all_ended is not None and not self.machine.attempts:
+            self._on_all_ended()
+            self._on_all_ended = None
 
     def _carry_out(self, order: Order) -> None:
         match order:
@@ -239,8 +242,8 @@ class WorkerService:
         if due_s is not None:
             self._due_s = due_s
             delay_s = max(due_s - self.now_s(), 0.0)
-            self._due = self._reactor.callLater(delay_s, self._tick)
+            self._due = self._reactor.callLater(delay_s, self._on_timer)
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         self.machine.tick(self.now_s())
         self.act()

@@ -25,7 +25,7 @@ def fib(n: int) -> int:
 
 
 def main() -> None:
-    """Compute one of them."""
+    """Print the N-th Fibonacci number, by default the 20th."""
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     with ciel.Client() as client:
         print(client.submit(fib, n).result())

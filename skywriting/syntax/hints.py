@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 
 from ciel.skywriting.standard import NAMES
-from ciel.skywriting.syntax.lexer import END, KEYWORDS, NAME, NUMBER, TEXT
+from ciel.skywriting.syntax.lexer import END, KEYWORDS, NAME, NUMBER, STRING
 
 _SHOWN_MAX = 30
 _LIKENESS = 0.6
@@ -89,7 +89,7 @@ def describe(kind: str, text: str) -> str:
         return f'the name "{shown}"'
     if kind == NUMBER:
         return f"the number {shown}"
-    if kind == TEXT:
+    if kind == STRING:
         return f"the string {shown}"
     return f'"{shown}"'
 

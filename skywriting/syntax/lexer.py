@@ -1,8 +1,9 @@
 """The first pass, the lexer: from text to tokens.
 
-One regular expression splits the whole text into pieces. The kind of a piece depends only on its
-text, so a table keeps the kinds of all pieces seen so far, and a million pieces take little time.
-A kind is a keyword or sign of the language (`"while"`, `"+="`), or one of the following.
+One regular expression splits the whole text into pieces. The kind of a piece, except of `div`,
+depends only on its text. So a table keeps the kinds of all pieces seen so far, and a million pieces
+take little time. A kind is a keyword, operator or bracket of the language (`"while"`, `"+="`,
+`"["`), or one of the following.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from ciel.skywriting.errors import Problem, Source
 
-NAME, NUMBER, TEXT, BAD, END = "name", "number", "string", "bad", "end"
+NAME, NUMBER, STRING, BAD, END = "name", "number", "string", "bad", "end"
 NOT_2 = "not"  # `!` of version 2, with the precedence of unary minus
 
 KEYWORDS = (
@@ -26,8 +27,8 @@ OPERATORS = (
     ")", "[", "]", "{", "}", ",", ":", ";",
 )  # fmt: skip
 DIV = "div"  # an operator after an operand, a name elsewhere
-TERMINALS = (*KEYWORDS, *OPERATORS, DIV, NOT_2, NAME, NUMBER, TEXT, BAD, END)
-_OPERAND_ENDS = frozenset((NAME, NUMBER, TEXT, ")", "]", "true", "false"))
+TERMINALS = (*KEYWORDS, *OPERATORS, DIV, NOT_2, NAME, NUMBER, STRING, BAD, END)
+_OPERAND_ENDS = frozenset((NAME, NUMBER, STRING, ")", "]", "true", "false"))
 
 _SPACE, _COMMENT = "", "comment"  # kinds of pieces that the parser does not see
 
@@ -105,7 +106,8 @@ def tokenize(source: Source) -> Tokens:
         table["!"] = NOT_2
     pieces = _PIECES.findall(source.text, begin)
     if len(pieces) > PIECES_MAX:
-        fault = f"this script is too long: it has more than {PIECES_MAX} tokens"
+        most = f"{PIECES_MAX} tokens, spaces and comments"
+        fault = f"this script is too long: it has more than {most}"
         problems.append(Problem(source, begin, fault))
         pieces = []
     kinds = list(map(table.__getitem__, pieces))
@@ -150,7 +152,7 @@ def _find_div(kinds: list[str], texts: list[str]) -> None:
 
 
 def _classify(piece: str) -> tuple[str, str]:
-    """Return the kind of a piece that is not a keyword or sign, and the error in it, if any."""
+    """Return the kind of a piece that `_Kinds` does not know, and the error in it, if any."""
     first = piece[0]
     if piece.isidentifier():
         return NAME, ""
@@ -159,7 +161,7 @@ def _classify(piece: str) -> tuple[str, str]:
     if first in "0123456789":
         return NUMBER, _number_fault(piece)
     if first in "\"'":
-        return TEXT, _text_fault(piece)
+        return STRING, _string_fault(piece)
     if piece.startswith(("//", "/*")):
         if piece.startswith("/*") and (len(piece) < 4 or not piece.endswith("*/")):
             return _SPACE, "this comment is never closed: */ is missing"
@@ -204,13 +206,13 @@ def _number_fault(piece: str) -> str:
     if piece[:2] in ("0x", "0X", "0b", "0B", "0o", "0O"):
         return f"{shown} is not a number: only decimal numbers can be written"
     if piece[0] == "0" and piece[1] in "0123456789":
-        return f"{shown} is not a number: a number does not begin with 0"
+        return f"{shown} is not a number: a number has no leading zeros"
     if "_" in piece:
         return f"{shown} is not a number: its digits cannot be separated by _"
     return f"{shown} is neither a number nor a name: a name does not begin with a digit"
 
 
-def _text_fault(piece: str) -> str:
+def _string_fault(piece: str) -> str:
     quote = piece[0]
     if not _is_closed(piece):
         return f"this string is never closed: {quote} is missing at the end of the line"
@@ -253,7 +255,7 @@ def number_of(piece: str) -> int | float:
     return value
 
 
-def text_of(piece: str) -> str:
+def string_of(piece: str) -> str:
     """Return the value of a string in quotes, also of one with an error."""
     inner = piece[1:-1]
     return _ESCAPE.sub(_unescape, inner) if "\\" in inner else inner

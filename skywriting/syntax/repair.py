@@ -20,7 +20,7 @@ from ciel.skywriting.syntax.lexer import (
     NAME,
     NUMBER,
     PROBLEMS_MAX,
-    TEXT,
+    STRING,
     Tokens,
 )
 
@@ -86,7 +86,7 @@ class Repair:
             return None
         if kind in _AFTER_VALUES and self.accepts((NAME, kind)):
             return self._insert(at, [NAME])
-        if kind in (NUMBER, TEXT) and self.accepts((NAME, self.kinds[at + 1])):
+        if kind in (NUMBER, STRING) and self.accepts((NAME, self.kinds[at + 1])):
             self.kinds[at] = NAME
             return at
         first = self._first_token(at)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from typing import Any
 
 from ciel.skywriting.errors import Problem, Source
-from ciel.skywriting.syntax.lexer import Tokens, number_of, text_of
+from ciel.skywriting.syntax.lexer import Tokens, number_of, string_of
 from ciel.skywriting.syntax.tree import (
     Assign,
     Binary,
@@ -176,7 +176,7 @@ class Builder:
 
     def string(self, parts: list[int]) -> Constant:
         at = parts[0]
-        return Constant(self.offsets[at], text_of(self.texts[at]))
+        return Constant(self.offsets[at], string_of(self.texts[at]))
 
     def true(self, parts: list[int]) -> Constant:
         return Constant(self.offsets[parts[0]], True)

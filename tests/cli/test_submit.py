@@ -118,7 +118,7 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
         ),
         (["--retry-on", "", "--", "p"], "'' is not a kind of failure"),
         (["--retry-delay", "2d", "--", "p"], "'2d' is more than a day"),
-        (["--memory", "lots", "--", "p"], "'lots' is not a size; write 8GiB"),
+        (["--memory", "lots", "--", "p"], "'lots' is not a size; write a size such as 8GiB"),
         (["--memory", "9999999999GiB", "--", "p"], "'9999999999GiB' is more than 9"),
         (["--timeout", "soon", "--", "p"], "'soon' is not a time span"),
         (["--timeout", "0", "--", "p"], "'0' must be more than 0"),

@@ -242,7 +242,7 @@ def test_an_error_reaches_the_end_of_a_chain_and_is_reported_once() -> None:
     scene.said(settled=["c49"])
     error = scene.error("c49")
     assert error.reason == "DEPENDENCY_FAILED"
-    assert error.details == "its input c0 failed (RUNTIME_EXCEPTION): exit status 3"
+    assert error.details == "input c0 failed (RUNTIME_EXCEPTION): exit status 3"
     assert {scene.state(task) for task in chain} == {TaskState.FAILED}
 
 

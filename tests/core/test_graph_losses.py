@@ -92,9 +92,7 @@ def test_losing_an_upload_is_an_error_that_says_so() -> None:
     assert scene.error("upload").reason == "OBJECT_LOST"
     assert not scene.graph.is_ready(scene.node(reader))
     scene.said(settled=["a"])
-    details = (
-        "its input upload failed (OBJECT_LOST): no copy of it is left, and no task produces it "
-    )
+    details = "input upload failed (OBJECT_LOST): no copy of it is left, and no task produces it "
     details += "(its client has to upload it again)"
     assert scene.error("a").details == details
 

@@ -213,7 +213,7 @@ def test_a_failure_is_passed_on_with_its_details_for_programs() -> None:
     failure = Failure(ObjectId("x"), "RAISED", {"text": "no luck", "error": "packed"})
     reason, details = failure.propagated()
     assert (reason, details["error"]) == ("DEPENDENCY_FAILED", "packed")
-    assert details["text"] == "its input x failed (RAISED): no luck"
+    assert details["text"] == "input x failed (RAISED): no luck"
     assert failure.text == "no luck"
     assert Failure(ObjectId("x"), reason, details).propagated() == (reason, details)
 

@@ -47,7 +47,8 @@ def test_a_tail_is_short_enough_for_a_message() -> None:
 def test_a_failure_names_command_end_worker_and_standard_error() -> None:
     text = failure_text("ended with exit status 2", "w1", ["ls", "x y"], "one\ntwo")
     assert text == (
-        "ls 'x y' ended with exit status 2 on worker w1\nits standard error ends:\n  one\n  two"
+        "ls 'x y' ended with exit status 2 on worker w1\n"
+        "the end of its standard error:\n  one\n  two"
     )
 
 

@@ -166,6 +166,17 @@ def test_a_task_that_delegated_its_output_names_the_child() -> None:
     ]
 
 
+def test_a_task_that_delegated_its_output_to_a_task_of_its_name_shows_the_id() -> None:
+    parent = a_task("result", name="my.sw")
+    told = Told(parent, want="result", slots=2)
+    child = a_task("result", parent=parent, name="my.sw")
+    told.hears(SpawnTask(child, (), 1))
+    told.reports(parent)
+    assert told.why(parent.id)[1] == (
+        f"result was delegated to task my.sw ({child.id}), which runs on worker w1"
+    )
+
+
 def test_a_task_that_left_out_an_output_says_so() -> None:
     told = Told(a_task("a", "b", name="half"), want="a b")
     told.reports(told.machine.graph.tasks[next(iter(told.machine.graph.tasks))].spec, inline("a"))
@@ -182,7 +193,7 @@ def test_a_task_that_failed_by_its_input_names_the_task_that_failed_first() -> N
     assert told.why("fetch") == ["RUNTIME_EXCEPTION: no luck"]
     assert told.why("count") == [
         "DEPENDENCY_FAILED: task fetch failed (RUNTIME_EXCEPTION): no luck\n"
-        "this task reads its output a"
+        "tasks that read its output a cannot run"
     ]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ciel.scc.shmfs import Image
-from ciel.testing.shm_tools import HOME, TOOLS, fresh_image
+from ciel.testing.shm_tools import TOOL_DIRECTORY, TOOLS, fresh_image
 from ciel_tests.clusters.mounts import on_mount
 
 BLOCKS, BLOCK = (1024, 1 << 20) if os.environ.get("CIEL_APPENDIX") == "full" else (16, 65536)
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(TIMEOUT_S if IS_FULL else 60)
 def workplace(tmp_path: Path) -> Path:
     """Return a directory with the tools in it, as the scripts want them."""
     for tool in TOOLS:
-        (tmp_path / tool).symlink_to(HOME / tool)
+        (tmp_path / tool).symlink_to(TOOL_DIRECTORY / tool)
     (tmp_path / "tmp").mkdir()
     return tmp_path
 

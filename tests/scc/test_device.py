@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import wait_for
-from ciel.testing.shm_tools import HOME
+from ciel.testing.shm_tools import TOOL_DIRECTORY
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
@@ -44,7 +44,7 @@ class Device:
     def run(self, tool: str, *words: str) -> tuple[int, str]:
         """Run a tool; return its status and all that it prints."""
         argv: list[str | Path] = [
-            self._program if tool == "two_kernels" else HOME / tool,
+            self._program if tool == "two_kernels" else TOOL_DIRECTORY / tool,
             *words,
         ]
         done = subprocess.run(

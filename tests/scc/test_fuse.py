@@ -346,7 +346,7 @@ def test_nothing_is_mounted_over_a_mount(mount: Mount) -> None:
 
 @pytest.mark.parametrize("what", ["no image", "no directory", "no words"])
 def test_a_mount_that_cannot_be_is_refused_with_a_sentence(tmp_path: Path, what: str) -> None:
-    with fresh_image("--blocks=16", "--block-size=4KiB", make=what != "no image") as image:
+    with fresh_image("--blocks=16", "--block-size=4KiB", create=what != "no image") as image:
         words = [] if what == "no words" else ["mount", str(tmp_path / "none")]
         if what == "no image":
             (tmp_path / "none").mkdir()

@@ -14,9 +14,9 @@ from ciel.skywriting.syntax.lexer import (
     NAME,
     NOT_2,
     NUMBER,
-    TEXT,
+    STRING,
     number_of,
-    text_of,
+    string_of,
     tokenize,
 )
 
@@ -44,7 +44,7 @@ def test_tokens_stand_where_they_say(text: str) -> None:
 
 def test_words_signs_names_numbers_and_texts_are_told_apart() -> None:
     assert kinds('while whiles x1 _ 3 2.5 "a" += + = == [') == [
-        "while", NAME, NAME, NAME, NUMBER, NUMBER, TEXT, "+=", "+", "=", "==", "[",
+        "while", NAME, NAME, NAME, NUMBER, NUMBER, STRING, "+=", "+", "=", "==", "[",
     ]  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_told_and_the_rest_goes_on() -> None:
     assert kinds("x @ y") == [NAME, BAD, NAME]
     assert problems("x @ y; 007") == [
         'Illegal character "@" on line 1 at column 3',
-        "007 is not a number: a number does not begin with 0",
+        "007 is not a number: a number has no leading zeros",
     ]
 
 
@@ -134,5 +134,5 @@ def test_a_number_may_have_very_many_digits() -> None:
 )  # fmt: skip
 def test_texts_mean_what_they_say(piece: str, value: str) -> None:
     assert problems(piece) == []
-    assert kinds(piece) == [TEXT]
-    assert text_of(piece) == value
+    assert kinds(piece) == [STRING]
+    assert string_of(piece) == value

@@ -426,7 +426,7 @@ def test_a_failed_attempt_leaves_partial_output_and_complaint(worker: Worker) ->
         "RUNTIME_EXCEPTION",
         "sh -c 'echo half; echo '\"'\"'no luck'\"'\"' >&2; echo rest >left.txt; exit 3'"
         " ended with exit status 3 on worker w1\n"
-        "its standard error ends:\n  no luck\n"
+        "the end of its standard error:\n  no luck\n"
         f"its files are kept in {kept}",
     )
     assert (kept / "stdout").read_text() == "half\n"

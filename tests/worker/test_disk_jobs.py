@@ -330,7 +330,7 @@ def test_while_a_task_waits_for_the_disk_another_has_the_slot(
         worker.in_reactor.reactor, holder.transfers, store, worker.streams, KEY, worker.fetches,
         admit=at_here, checksums=Checksums(worker.in_reactor.reactor, store, Verify.FIRST),
     )  # fmt: skip
-    worker.service.carry_out_by(worker.attempts, worker.interactive, fetcher)
+    worker.service.set_components(worker.attempts, worker.interactive, fetcher)
     queue = partial(jobs.jobs.queue_at, jobs.here)
     reactor, jobs_here = worker.in_reactor.reactor, jobs.jobs
     reports = worker.in_reactor(

@@ -38,7 +38,7 @@ class Shown(NamedTuple):
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     if words[:1] != ["show"]:
         return show_verbs("ciel config", "Shows the settings, and where each is set.", VERBS, words)
     parser = make_parser("ciel config show", f"{VERBS['show'].capitalize()}.", _EPILOG)

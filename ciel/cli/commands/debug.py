@@ -26,7 +26,7 @@ when its event loop is blocked for a second: to NAME-PID-TIME.dump in the direct
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     return run_verb("ciel debug", "Examines the daemons of a cluster.", VERBS, words)
 
 

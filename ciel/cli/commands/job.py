@@ -38,7 +38,8 @@ _LISTED = 20
 _WORKERS_SHOWN = 5
 _ENDS = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 _SELECTORS = """\
-JOB is a number, a range (1-10, 1-10:2), last, all, an id, a name, or several of these (1,4,last).
+JOB is a number, a range (1-10, or 1-10:2 for every second number), last, all, an id, a name, or
+several of these (1,4,last).
 A name (from ciel submit --name) means the newest job of that name.
 all means every job to which the command applies: wait and cancel take unfinished jobs, retry takes
 failed ones, rm takes ended ones.
@@ -46,7 +47,7 @@ failed ones, rm takes ended ones.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     return run_verb(
         "ciel job", "Shows jobs, waits for them, cancels, retries and removes them.", VERBS, words
     )
@@ -131,16 +132,15 @@ def render_info(
     job: JobSummary, answer: dict[str, Any], failures: Sequence[dict[str, Any]], clock: MasterClock
 ) -> str:
     """Lay out one job: its command, workers, times and state, and the errors of failed results.
-    `answer`: the master's answer to `job`.
+    `answer`: the master's reply to the query `job`.
     """
     counts = ", ".join(f"{n} {state}" for state, n in job.counts.items()) or "none"
     failed = [failure for failure in failures if failure["reason"] != "CANCELLED"]
-    is_new = job.reason and not (
-        failed and job.state == str(JobState.FAILED)
-    )  # else a failure below contains the reason
+    # A failed job has the reason of a failed result, which is shown below.
+    shows_reason = job.reason and not (failed and job.state == str(JobState.FAILED))
     lines = [
         f"job {job.number} ({job.id})" + (f": {visible(job.name)}" if job.name else ""),
-        f"state: {job.state}" + (f" ({_first_line(job.reason)})" if is_new else ""),
+        f"state: {job.state}" + (f" ({_first_line(job.reason)})" if shows_reason else ""),
         *_what_ran(job, answer),
         f"tasks: {counts}",
         f"results: {_results(job)}",
@@ -150,13 +150,14 @@ def render_info(
     if rows := [with_command(row) for row in answer["tasks"]]:
         lines += ["", render_tasks(rows, screen_width())]
         if (total := sum(job.counts.values())) > len(rows):
-            lines.append(f"{len(rows)} of {total} tasks; ciel task list {job.number} --all")
+            listing = f"`ciel task list {job.number} --all` lists all"
+            lines.append(f"{len(rows)} of {total} tasks are shown; {listing}")
     for failure in failed:
         story = [f"  {line}" for line in visible_text(failure["story"]).split("\n")]
-        producer = f"task {visible(failure['task'])}: " if failure["task"] else ""
+        producer = f" of task {visible(failure['task'])}" if failure["task"] else ""
         lines += [
             "",
-            f"{producer}{failure['object']} failed ({visible(failure['reason'])}):",
+            f"output {failure['object']}{producer} failed ({visible(failure['reason'])}):",
             *story,
         ]
     return "\n".join(lines)
@@ -169,10 +170,14 @@ def _what_ran(job: JobSummary, answer: dict[str, Any]) -> list[str]:
     more = f" (the first of {count} tasks)" if count > 1 else ""
     lines = [] if first is None else [f"command: {run_text(with_command(first))}{more}"]
     if ran_on:
-        shown = [f"{visible(worker)} ({count})" for worker, count in ran_on.items()]
+        shown = [f"{visible(worker)} ({_attempts(count)})" for worker, count in ran_on.items()]
         more = f" and {len(shown) - _WORKERS_SHOWN} more" if len(shown) > _WORKERS_SHOWN else ""
         lines.append(f"ran on: {', '.join(shown[:_WORKERS_SHOWN])}{more}")
     return lines
+
+
+def _attempts(count: int) -> str:
+    return "1 attempt" if count == 1 else f"{count} attempts"
 
 
 def _events(answer: dict[str, Any]) -> list[tuple[float, str]]:
@@ -388,8 +393,8 @@ def _add_output(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "-f", "--follow", action="store_true",
-        help="print results as they arrive until the job has ended, and the outputs of "
-        "`ciel submit --follow` line by line",
+        help="print results as they arrive until the job has ended; for jobs submitted with "
+        "--follow, print outputs line by line",
     )  # fmt: skip
 
 

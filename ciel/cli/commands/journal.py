@@ -35,7 +35,7 @@ _EPILOG: Final = {
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     if not words or words[0] not in VERBS:
         about = "Checks, shows and compacts a master's journal."
         return show_verbs("ciel journal", about, VERBS, words)

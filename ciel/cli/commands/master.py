@@ -31,7 +31,7 @@ clients continue. A new version of the software is used from then on.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     if words[:1] != ["restart"]:
         return show_verbs("ciel master", "Restarts the master.", VERBS, words)
     parser = make_parser("ciel master restart", f"{VERBS['restart'].capitalize()}.", _EPILOG)

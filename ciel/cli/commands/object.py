@@ -49,7 +49,7 @@ or JOB:TASK, the first output of that task.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     return run_verb(
         "ciel object", "Stores files in the cluster, and shows and reads objects.", VERBS, words
     )

@@ -23,7 +23,7 @@ _PACKAGES = "on Debian: apt install fuse3 libfuse3-dev pkg-config"
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     verb = words[0] if words else ""
     if verb in VERBS:
         summary, add_arguments, act = VERBS[verb]

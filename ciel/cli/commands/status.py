@@ -1,4 +1,4 @@
-"""`ciel status` shows the cluster, its jobs, tasks and workers; `ciel browse` opens its pages."""
+"""`ciel status` shows the cluster, its jobs and workers; `ciel browse` opens its web pages."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ciel.cli.parsing.options import add_cluster_options, make_parser
 _LOGIN_PATH: Final = "/control/browse/enter"
 _EPILOG: Final = """\
 The link works once, within a minute, and only on the master's host. It gives the browser a cookie,
-with which it can read the pages for 12 hours and change nothing. From another computer, forward the
-master's port first: ssh -L PORT:127.0.0.1:PORT HOST.
+with which it can read the web pages for 12 hours and change nothing. From another computer, forward
+the master's port first: ssh -L PORT:127.0.0.1:PORT HOST.
 """
 
 
@@ -54,10 +54,10 @@ def _status(words: Sequence[str]) -> int:
 
 
 def render(status: dict[str, Any], origin: str, width: int | None = None) -> str:
-    """Lay out the master's answer to `status`."""
+    """Lay out the master's reply to the query `status`."""
     return "\n".join(
         [
-            f"cluster {status['cluster_id']} at {status['url']}, from {origin}",
+            f"cluster {status['cluster_id']} at {status['url']}, address from {origin}",
             f"ciel {status['version']}, up for {duration(status['up_s'])}",
             *(f"standby: {url} may take over" for url in status.get("masters", ())[1:]),
             f"jobs: {_tally(status['jobs'])}",
@@ -76,8 +76,8 @@ def _tally(counts: dict[str, int]) -> str:
 
 
 def _browse(words: Sequence[str]) -> int:
-    """Print a link to the pages; open it in a browser if there is a display."""
-    parser = make_parser("ciel browse", "Open the cluster's pages in the browser.", _EPILOG)
+    """Print a link to the web pages; open it in a browser if there is a display."""
+    parser = make_parser("ciel browse", "Open the cluster's web pages in the browser.", _EPILOG)
     parser.add_argument("--no-open", action="store_true", help="only print the link")
     add_cluster_options(parser)
     args = parser.parse_args(words)
@@ -91,7 +91,7 @@ def _browse(words: Sequence[str]) -> int:
 
 
 def make_link(found: MasterLocation, now_s: float) -> str:
-    """Return a link that lets one browser read the pages, once.
+    """Return a link that lets one browser read the web pages, once.
 
     The link contains no key, only a ticket. The key of the role `read` signs the ticket if the
     found key can derive it; otherwise the found key signs it.
@@ -102,9 +102,8 @@ def make_link(found: MasterLocation, now_s: float) -> str:
 
 
 def can_show(environ: Mapping[str, str]) -> bool:
-    """Return whether a browser would open a separate window.
+    """Return whether a browser may be opened: there is a display, or `BROWSER` names a browser.
 
-    A text browser would take over this terminal. It is opened only if the variable `BROWSER`
-    names it.
+    Without both, a text browser could take over this terminal.
     """
     return any(environ.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))

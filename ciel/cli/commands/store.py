@@ -22,7 +22,7 @@ the store. JOBS: disk jobs that wait. With --json, bytes are numbers.
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     return run_verb("ciel store", "Shows the workers' stores.", VERBS, words)
 
 
@@ -36,7 +36,7 @@ def _stats(client: Client, args: Namespace) -> int:
 
 
 def render_stats(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """Lay out the master's answer to `stores`."""
+    """Lay out the master's reply to the query `stores`."""
     if not rows:
         return "no worker has reported its store yet"
     cells = [

@@ -35,7 +35,7 @@ _SHOWN = f"{_SELECTORS}At most {_SHOWN_AT_ONCE} tasks are shown.\n"
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     return run_verb(
         "ciel task", "Shows the tasks of a job, cancels and retries them.", VERBS, words
     )

@@ -21,7 +21,7 @@ POLL_S: Final = 0.1
 
 
 def main(prog: str, words: Sequence[str]) -> int:
-    """Run the verb."""
+    """Run the subcommand."""
     return run_verb("ciel worker", "Lists the workers, and drains one.", VERBS, words)
 
 

@@ -197,7 +197,7 @@ class Worker:
         self._spool = Spool(options.spool)
         self._closers: list[Any] = []
         self._has_joined = False
-        self._drain: Callable[[Callable[[], None]], None] | None = None
+        self._cancel_all: Callable[[Callable[[], None]], None] | None = None
         self._url = ""
         self._state: WorkerMachine | None = None
         self.dump: Callable[[str], Path | None] = lambda reason: None
@@ -258,7 +258,7 @@ class Worker:
             reactor, transfers, store, streams, key, fetches, checksums=checksums, admit=admit,
             enter=disk_jobs.enter, peer_stores=peer_stores,
         )  # fmt: skip
-        service.carry_out_by(attempts, interactive, fetcher)
+        service.set_components(attempts, interactive, fetcher)
 
         about = self._about(machine, executors, channels)
         begin = partial(self._begin_session, key, cluster_id, about, master, machine, masters)
@@ -287,7 +287,7 @@ class Worker:
         masters.lead(reconnector)
         service.objection = masters.objection
         self._closers.append(reconnector.stop)
-        self._drain = partial(self._drain_programs, service, reconnector)
+        self._cancel_all = partial(self._cancel_programs, service, reconnector)
         return reconnector
 
     def _listen(self, factory: Any) -> Address:
@@ -510,11 +510,11 @@ class Worker:
             report_failure(reason, status)
         self._reactor.callLater(0, self.stop)
 
-    def _drain_programs(
+    def _cancel_programs(
         self, service: WorkerService, reconnector: Reconnector, done: Callable[[], None]
     ) -> None:
         reconnector.stop()
-        service.drain(done)
+        service.cancel_all(done)
 
     def _dismissed(self) -> None:
         log.info("this worker was drained: it leaves, and ends")
@@ -527,11 +527,11 @@ class Worker:
         A second call closes everything at once, and so does the first one in an embedded worker or
         after a failure.
         """
-        drain, self._drain = self._drain, None
-        if drain is None or self._options.embedded or self.failure:
+        cancel_all, self._cancel_all = self._cancel_all, None
+        if cancel_all is None or self._options.embedded or self.failure:
             self._stop_now()
         else:
-            drain(self._stop_now)
+            cancel_all(self._stop_now)
 
     def _stop_now(self) -> None:
         """Close everything, in reverse order, and remove a temporary work directory."""

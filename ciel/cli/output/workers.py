@@ -9,7 +9,7 @@ from ciel.cli.output.tables import duration, size_text, table
 
 
 def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """Lay out the master's answer to `workers`."""
+    """Lay out the master's reply to the query `workers`."""
     if not workers:
         return "no workers: nothing can run"
     rows = [

@@ -135,7 +135,7 @@ def memory_size(text: str) -> int:
         size_bytes = parse_size(text)
     except StorageError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a size; write 8GiB, 512MiB or 1000000"
+            f"{text!r} is not a size; write a size such as 8GiB, 512MiB or 1000000"
         ) from None
     if size_bytes > MEMORY_MAX_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is more than {MEMORY_MAX_BYTES} bytes")

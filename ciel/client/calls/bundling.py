@@ -1,10 +1,10 @@
-"""Decides which calls are sent together, and which calls the client holds back. Pure.
+"""Decides which calls are sent together, and which calls the client holds back.
 
-Sending a task takes client, master and worker some 0.1 ms. So the client sends several pending
-calls of quick functions as one task, a bundle (ADR 31). Before the first result of a function the
-client sends only a few of its calls, each as its own task, and holds the others back. If these
-first calls are slow, it sends each call as its own task: otherwise the calls of another client
-would wait behind a bundle of slow calls (ADR 62).
+A task costs client, master and worker together some 0.1 ms of CPU time. So the client sends several
+pending calls of fast functions as one task, a bundle (ADR 31). Before the first result of a
+function the client sends only a few of its calls, each as its own task, and holds the rest back.
+If these first calls are slow, it sends each call as its own task: otherwise the calls of another
+client would wait behind a bundle of slow calls (ADR 62). This module has no clock and does no I/O.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol
 
-from ciel.python.calls import BATCHES_MAX
+from ciel.python.calls import LOTS_MAX
 
 SLOW_S: Final = 0.005
-"""Calls that take longer are not bundled."""
+"""Calls that take this long are bundled only in a chain."""
 BUNDLE_S: Final = 0.05
-"""The intended run time of a bundle, if the time of its calls is known."""
+"""The longest expected run time of a bundle, except of a chain."""
 PART_S: Final = 0.12
-"""The intended run time of a task of a map. A longer time would delay calls of other clients, which
-may have to wait until the task ends; a process needs about 1 ms between two tasks."""
+"""The longest expected run time of a task of a map, if the time of a row is known.
+
+With a longer time, calls of other clients would wait longer for the end of a task. With a shorter
+one, the 1 ms that a process needs between two tasks would be a larger share of its time.
+"""
 BUNDLE_CALLS_MAX: Final = 4096
 BUNDLE_BYTES_MAX: Final = 1 << 20
 TRIALS_PER_SLOT: Final = 8
 """How many calls of a function may run for each slot before the first call has ended."""
 BUNDLES_PER_SLOT: Final = 2
-QUICK_S: Final = 0.01
-QUICK_LOTS: Final = 4
+SHORT_BUNDLE_S: Final = 0.01
+"""A bundle with a shorter expected run time has at most SHORT_BUNDLE_LOTS_MAX lots."""
+SHORT_BUNDLE_LOTS_MAX: Final = 4
 PARTS_PER_SLOT: Final = 16
-"""The number of tasks of a map for each slot, if its function is quick or was not called before."""
+"""The number of tasks of a map for each slot, unless PART_S or PART_ROWS_MAX requires more."""
 PART_ROWS_MAX: Final = 4096
 
 
-class Function(Protocol):
+class CallStatistics(Protocol):
     """The statistics of the calls of one function."""
 
     took_s: float | None  # the average time of the last calls; None before the first result
@@ -44,14 +48,14 @@ class Function(Protocol):
 class Pending(Protocol):
     """The attributes of a pending call that this module uses."""
 
-    function: Function
+    function: CallStatistics
     size_bytes: int
-    is_usual: bool  # it may be bundled
+    may_be_bundled: bool
     may_wait: bool  # its arguments are packed and small, so the client can hold it back
     is_held: bool
     is_divisible: bool  # a map: one of its calls is enough as a trial
     call_s: float | None  # `took_s` of the function when the call is about to be sent
-    local: Sequence[Any]  # pending calls whose results it takes
+    producers: Sequence[Any]  # pending calls whose results it takes
     outside: Hashable  # other objects that it needs and that do not exist yet; false if none
 
 
@@ -61,8 +65,8 @@ def hold_back(waiting: Sequence[Any], slots: int) -> tuple[list[Any], list[Any]]
     held: list[Any] = []
     for call in waiting:
         function = call.function
-        call.is_held = any(other.is_held for other in call.local)
-        if call.call_s is None and not call.local:
+        call.is_held = any(other.is_held for other in call.producers)
+        if call.call_s is None and not call.producers:
             most = 1 if call.is_divisible else TRIALS_PER_SLOT * slots
             if call.may_wait and function.trial_count >= most:
                 call.is_held = True
@@ -73,7 +77,10 @@ def hold_back(waiting: Sequence[Any], slots: int) -> tuple[list[Any], list[Any]]
 
 
 def part_rows(rows: int, slots: int, row_s: float | None) -> int:
-    """Return how many rows of a map one task calls. `row_s`: the time of a row, if it is known."""
+    """Return for how many rows one task of a map calls the function.
+
+    `row_s`: the time of such a call, if it is known.
+    """
     size = math.ceil(rows / (PARTS_PER_SLOT * max(1, slots)))
     if row_s:
         size = min(size, int(PART_S / row_s))
@@ -82,14 +89,14 @@ def part_rows(rows: int, slots: int, row_s: float | None) -> int:
 
 def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
     """Divide calls into bundles. Each bundle follows the bundles whose results it takes."""
-    free = sum(1 for call in waiting if call.is_usual and not call.local)
+    independent_count = sum(1 for call in waiting if call.may_be_bundled and not call.producers)
     bundles: list[list[Any]] = []
     home: dict[int, list[Any]] = {}
     open_ones: dict[Hashable, list[list[Any]]] = {}
     for call in waiting:
         bundle = _joined(call, home)
         if bundle is None:
-            limit = _limit(call, free, slots)
+            limit = _limit(call, independent_count, slots)
             bundle = _open_one(call, open_ones, limit) if limit > 1 else []
             if not bundle:
                 bundles.append(bundle)
@@ -98,11 +105,14 @@ def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
     return bundles
 
 
-def _limit(call: Any, free: int, slots: int) -> int:
-    """Return the maximum number of calls in a bundle that starts with `call`."""
-    if not call.is_usual or call.local or call.call_s is None or call.call_s >= SLOW_S:
+def _limit(call: Any, independent_count: int, slots: int) -> int:
+    """Return the maximum number of calls in a bundle that starts with `call`.
+
+    `independent_count`: how many pending calls may be bundled and take no result of another one.
+    """
+    if not call.may_be_bundled or call.producers or call.call_s is None or call.call_s >= SLOW_S:
         return 1
-    share = math.ceil(free / (BUNDLES_PER_SLOT * slots))
+    share = math.ceil(independent_count / (BUNDLES_PER_SLOT * slots))
     if call.call_s:
         share = min(share, max(1, int(BUNDLE_S / call.call_s)))
     return min(share, BUNDLE_CALLS_MAX)
@@ -127,14 +137,19 @@ def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
 
     The call then runs after the calls that it needs, in the same task.
     """
-    if not call.is_usual or not call.local:
+    if not call.may_be_bundled or not call.producers:
         return None
-    bundle = home.get(id(call.local[-1]))
-    if bundle is None or len(bundle) >= BUNDLE_CALLS_MAX or call.outside or not bundle[0].is_usual:
+    bundle = home.get(id(call.producers[-1]))
+    if (
+        bundle is None
+        or len(bundle) >= BUNDLE_CALLS_MAX
+        or call.outside
+        or not bundle[0].may_be_bundled
+    ):
         return None
-    if any(home.get(id(other)) is not bundle for other in call.local):
+    if any(home.get(id(other)) is not bundle for other in call.producers):
         return None
-    if len(bundle) == 1 or bundle[-1] in call.local:
+    if len(bundle) == 1 or bundle[-1] in call.producers:
         return bundle  # a chain, in which nothing could run in parallel
     return bundle if call.call_s is not None and call.call_s < SLOW_S else None
 
@@ -142,11 +157,11 @@ def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
 def lots_of(bundle: list[Any]) -> list[list[Any]]:
     """Divide a bundle into lots, in its order.
 
-    The client reads each lot as one object, so a quick bundle has few lots. A slow bundle has more,
+    The client reads each lot as one object, so a short bundle has few lots. A longer one has more,
     since all results of a lot arrive at once.
     """
     known_s = [call.call_s for call in bundle if call.call_s is not None]
-    is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S
-    count = min(QUICK_LOTS if is_quick else BATCHES_MAX, len(bundle))
+    is_short = len(known_s) == len(bundle) and sum(known_s) < SHORT_BUNDLE_S
+    count = min(SHORT_BUNDLE_LOTS_MAX if is_short else LOTS_MAX, len(bundle))
     size = -(-len(bundle) // count)
     return [bundle[start : start + size] for start in range(0, len(bundle), size)]

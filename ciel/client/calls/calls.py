@@ -159,7 +159,7 @@ class Calls:
             self._lot_of(future)
             return future
         pending = self._pack(_itself, (future,), {}, USUAL)
-        pending.raw, pending.is_usual, pending.may_wait = True, False, False
+        pending.raw, pending.may_be_bundled, pending.may_wait = True, False, False
         return self._add_with_future(pending, "as bytes")
 
     def run(

@@ -1,7 +1,7 @@
 """Packs the functions that a client calls.
 
-A function is packed once, and again when an object that it refers to changes (see
-`python.captured`).
+A function is packed once for each set of options, and again when an object that it refers to
+changes (see `python.captured`). A bound method is packed for each call.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from ciel.python.tasks import Task, name_of
 INLINE_MAX_BYTES: Final = 4 << 10
 """A function up to this size is sent with its calls; a larger one is stored as an object."""
 KNOWN_MAX: Final = 1000
-"""How many functions `Functions` remembers. While it remembers a function with a reference cycle,
-the function is not garbage-collected.
+"""How many functions `Functions` remembers.
+
+It refers strongly to captured objects that cannot be weakly referenced, such as lists. If such a
+list refers to the function, the function is not garbage-collected while it is remembered.
 """
 
 
@@ -69,9 +71,10 @@ class PackedFunction:
         self.trial_count = 0
 
     def stored_as(self, ref: Reference, dropped: deque[Reference]) -> None:
-        """Note the object that holds the function.
+        """Record the object that holds the function.
 
-        The destructor, which runs after the last call, appends the object to `dropped`.
+        When no call refers to the function any more, the destructor appends the object to
+        `dropped`.
         """
         self.ref, self._dropped = ref, dropped
 
@@ -115,7 +118,7 @@ class Functions:
         packed = self._pack(function, options)
         try:
             alive: Any = weakref.ref(function, lambda _: self._known.pop(key, None))
-        except TypeError:  # a built-in function has no weak references
+        except TypeError:  # some callables, such as str.upper, have no weak references
             alive = lambda: function  # noqa: E731
         with self._lock:
             self._known[key] = (alive, packed, captured)

@@ -106,14 +106,14 @@ class Maps:
         options: Options,
         row_s: float | None,
     ) -> list[PendingCall]:
-        """Pack rows so that they can be divided again, unless their calls are known to be quick.
+        """Pack rows so that they can be divided again, unless their calls are known to be short.
 
         Divisible parts are small, since the client keeps their rows until all were called.
         """
         whole = self._part(function, rows, options)
         size_bytes, most_bytes = whole.arguments.size_bytes, DIVISIBLE_MAX_BYTES
-        is_quick = row_s is not None and row_s * len(rows) <= bundling.PART_S
-        if len(rows) == 1 or (size_bytes > most_bytes and is_quick):
+        is_short = row_s is not None and row_s * len(rows) <= bundling.PART_S
+        if len(rows) == 1 or (size_bytes > most_bytes and is_short):
             return [whole]
         parts = [whole]
         if size_bytes > most_bytes:
@@ -137,7 +137,7 @@ class Maps:
     ) -> PendingCall:
         """Pack one task that calls a function with each row."""
         part = self._pack(function, with_shared(rows), {}, options, is_map=True)
-        part.is_map, part.is_usual, part.may_wait, part.rows = True, False, False, len(rows)
+        part.is_map, part.may_be_bundled, part.may_wait, part.rows = True, False, False, len(rows)
         part.function.tally.submitted += len(rows) - 1
         return part
 
@@ -164,7 +164,7 @@ class Maps:
                 part = PendingCall(
                     call.function, call.options, *pack_with_futures((with_shared(chunk), {}))
                 )
-                part.is_map, part.is_usual, part.rows = True, False, len(chunk)
+                part.is_map, part.may_be_bundled, part.rows = True, False, len(chunk)
                 part.rows_of_map = call.rows_of_map
                 part.is_divisible, part.may_wait = len(chunk) > 1, False
                 part.arguments = copy_buffers(part.arguments)

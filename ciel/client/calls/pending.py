@@ -19,19 +19,20 @@ class PendingCall:
     was sent, or it never will be, since nothing needs its results or it cannot be sent. `is_held`:
     the client holds it back, to send it in a bundle with later calls. `is_divisible`: a map whose
     rows may be sent in several tasks. `rows`: how many calls it represents; `rows_of_map`: the
-    number of rows of its whole map. `is_usual`: it may be bundled. `may_wait`: its arguments are
-    packed and small, so the client may hold it back.
+    number of rows of its whole map. `may_be_bundled`: it has the default options, and is neither a
+    map, nor a stream, nor `raw`. `may_wait`: its arguments are packed and small, so the client may
+    hold it back.
 
-    `local`: the pending calls whose results it takes; `outside`: the ids of other objects that it
-    needs and that do not exist yet. Once a `BundleWriter` has written the call, `lot` is the number
-    of its lot in the bundle, and `place` the position of its first result in the lot; before, both
-    are -1.
+    `producers`: the pending calls whose results it takes; `outside`: the ids of other objects that
+    it needs and that do not exist yet. Once a `BundleWriter` has written the call, `lot` is the
+    number of its lot in the bundle, and `place` the position of its first result in the lot;
+    before, both are -1.
     """
 
     __slots__ = (
         "arguments", "call_s", "function", "futures", "has_cancelled", "is_divisible", "is_held",
-        "is_map", "is_sent", "is_usual", "local", "lot", "may_wait", "options", "outside", "place",
-        "raw", "rows", "rows_of_map", "size_bytes", "taken",
+        "is_map", "is_sent", "lot", "may_be_bundled", "may_wait", "options", "outside", "place",
+        "producers", "raw", "rows", "rows_of_map", "size_bytes", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -48,10 +49,10 @@ class PendingCall:
         self.rows = self.rows_of_map = 1
         self.futures: list[weakref.ref[Any]] = []
         self.size_bytes = len(arguments.head)
-        self.is_usual = options is USUAL and not function.streams
-        self.may_wait = self.is_usual and not arguments.buffers
+        self.may_be_bundled = options is USUAL and not function.streams
+        self.may_wait = self.may_be_bundled and not arguments.buffers
         self.call_s: float | None = None
-        self.local: Sequence[PendingCall] = ()
+        self.producers: Sequence[PendingCall] = ()
         self.outside: frozenset[str] = frozenset()
         self.lot = self.place = -1
 
@@ -117,15 +118,15 @@ def find_dependencies(call: PendingCall) -> bool:
     call.call_s = call.function.took_s
     if not call.taken:
         return True
-    local, outside = [], set()
+    unsent, outside = [], set()
     for future in call.taken:
         other = future.pending_call
         if other is not None:
-            local.append(other)
+            unsent.append(other)
         elif future.lot is None:
             fail_unsent([call], future.unsent_error())
             return False
         elif not future.lot.exists:
             outside.add(str(future.lot.id))
-    call.local, call.outside = local, frozenset(outside)
+    call.producers, call.outside = unsent, frozenset(outside)
     return True

@@ -38,7 +38,7 @@ from ciel.client.errors import (
     NotAMasterError,
 )
 from ciel.client.forks import register_fork
-from ciel.client.locks import Changes
+from ciel.client.locks import ForkSafeCondition
 from ciel.core.events import (
     CLIENT_GRACE_S,
     HEARTBEAT_INTERVAL_S,
@@ -120,7 +120,7 @@ class Connection:
         self._channel, self._session, self._early = line
         self._is_hopeless = is_hopeless
         self._pid = os.getpid()
-        self._changed = Changes()
+        self._changed = ForkSafeCondition()
         self._queue: deque[Queued] = deque()  # with the estimated size on the wire
         self._queued_bytes = 0
         self._kept: deque[Queued] = deque()  # sent and not confirmed

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from ciel.client.jobs.job import Job, Session
-from ciel.client.locks import Changes
+from ciel.client.locks import ForkSafeCondition
 from ciel.core.events import Message, WatchJob
 from ciel.core.jobs import JobSpec, JobSummary
 from ciel.core.refs import Reference
@@ -33,7 +33,7 @@ class AttachedJob(Job):
         self,
         client: Session,
         summary: JobSummary,
-        changed: Changes,
+        changed: ForkSafeCondition,
         tell: deque[Reference] | None = None,
     ) -> None:
         spec = JobSpec(summary.id, summary.name, open=True, detached=False, keep=False)

@@ -49,7 +49,7 @@ from ciel.client.errors import (
 from ciel.client.forks import forbid, register_fork
 from ciel.client.jobs.attached import AttachedJob
 from ciel.client.jobs.job import Job
-from ciel.client.locks import Changes
+from ciel.client.locks import ForkSafeCondition
 from ciel.core.events import (
     Answer,
     Ask,
@@ -101,7 +101,7 @@ class JobClient:
         environ: Mapping[str, str] = os.environ,
         cluster_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._changed = Changes()
+        self._changed = ForkSafeCondition()
         self._jobs: WeakValueDictionary[str, Job] = WeakValueDictionary()
         self.job_ids: list[JobId] = []
         """The jobs that this client has submitted."""

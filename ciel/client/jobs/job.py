@@ -30,7 +30,7 @@ from ciel.client.errors import (
     TaskFailedError,
     WaitTimeoutError,
 )
-from ciel.client.locks import Changes
+from ciel.client.locks import ForkSafeCondition
 from ciel.core.events import (
     LOST_AFTER_S,
     AddTask,
@@ -111,7 +111,7 @@ class Job(Shown):
     As a context manager it closes the job and waits for it, or cancels the job if the block raises.
     """
 
-    def __init__(self, client: Session, spec: JobSpec, changed: Changes) -> None:
+    def __init__(self, client: Session, spec: JobSpec, changed: ForkSafeCondition) -> None:
         self.id: JobId = spec.id
         self.store = ""
         """The store to which workers with two stores first write outputs of programs that `run`

@@ -33,7 +33,7 @@ from typing import Any, Final, Protocol
 from ciel.access.keys import Key
 from ciel.client.data.logs import LogReader
 from ciel.client.errors import LogUnreadableError
-from ciel.client.locks import Changes
+from ciel.client.locks import ForkSafeCondition
 from ciel.core.events import JobChanged, JobPrinted, Message, ObjectSettled
 from ciel.execution.report import visible
 
@@ -71,7 +71,7 @@ class OutputForwarder:
         self._deliver = deliver
         self._sink = sink
         self._label = label or label_of
-        self._changed = Changes()
+        self._changed = ForkSafeCondition()
         self._queue: list[Message] = []  # output, and the messages that came after it, in order
         self._is_busy = False
         self._is_closed = False

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TextIO
 
 from ciel.client.errors import ClientError
-from ciel.client.locks import Changes
+from ciel.client.locks import ForkSafeCondition
 from ciel.core.ids import JobId
 from ciel.core.jobs import JobSummary
 from ciel.execution.report import visible
@@ -177,7 +177,7 @@ class Progress:
     ) -> None:
         self._client = client
         self._display: Display = _display(stream or sys.stderr)
-        self._changed = Changes()
+        self._changed = ForkSafeCondition()
         self._has_news = False
         self._is_over = False
         self._thread: threading.Thread | None = None

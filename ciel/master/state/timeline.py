@@ -12,11 +12,12 @@ from ciel.core.jobs import Job
 from ciel.master.state.workers import WorkerNode
 
 SPANS_MAX = 20_000
-"""The number of recorded attempts, of about 250 bytes each."""
+"""The number of recorded attempts, of about 250 bytes each; a page scans all in about 2 ms."""
 PAGE_MAX = 2000
-SCANNED_MAX: Final = 50_000  # for one page; about 5 ms
 FORGOTTEN_SHARE: Final = 8
-"""Spans of removed jobs are deleted when they may be one in this number of spans; takes 5 ms."""
+"""Spans of removed jobs are deleted once their estimated share of all spans is at least one in this
+number. Deleting them takes 5 ms, so the timeline does not do it for each job.
+"""
 
 FIELDS: Final = (
     "job", "task", "name", "executor", "parent", "attempt", "worker", "slots",
@@ -38,7 +39,7 @@ class Timeline:
         self.slots: dict[str, int] = {}  # by worker
         self._spans: deque[Span | None] = deque(maxlen=SPANS_MAX)  # None: of a removed job
         self._removed: set[str] = set()  # removed jobs whose spans are not deleted yet
-        self._removed_spans = 0  # about the number of these spans
+        self._removed_spans = 0  # the estimated number of these spans
         self._removed_to = 0  # all spans before this number were of removed jobs
         self._count = 0
         self.totals = {"done": 0, "failed": 0, "lost": 0}  # of all attempts, by how they ended
@@ -78,7 +79,8 @@ class Timeline:
         """Return a page of spans of these jobs, from number `first` on.
 
         The last page also contains running attempts. `next` is the `first` of the next page, None
-        at the end. Without `first`, return no spans, and the number of the next span as `next`.
+        at the end. `lost`: how many spans from `first` on were deleted because the list was full.
+        Without `first`, return no spans, and the number of the next span as `next`.
         """
         if not isinstance(first, int):
             return {"spans": [], "next": self._count}
@@ -87,7 +89,7 @@ class Timeline:
         oldest = self._count - len(self._spans)
         place = min(max(first, oldest), self._count)
         spans: list[Span] = []
-        for span in islice(self._spans, place - oldest, place - oldest + SCANNED_MAX):
+        for span in islice(self._spans, place - oldest, None):
             place += 1
             if span is not None and span[0] in wanted:
                 spans.append(span)

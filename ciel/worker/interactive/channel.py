@@ -224,7 +224,7 @@ class ProgramChannel:
         if _state(self._pipe) & select.POLLHUP:
             if self._has_switched:
                 self._take_all()
-            self._break("the program closed its writing end of the channel, or ended")
+            self._break("the program closed the FIFO that it writes to, or ended")
 
     # --- another transport ------------------------------------------------------------------------
 
@@ -443,7 +443,7 @@ class _Outgoing:
         if self._pipe < 0:
             return
         if _state(self._pipe) & select.POLLERR:
-            self._lost("the program closed its reading end of the channel, or ended", False)
+            self._lost("the program closed the FIFO that it reads from, or ended", False)
             return
         # The event concerned an earlier descriptor of the same number.
         if not self._holds_both_ends:

@@ -449,7 +449,7 @@ class Process:
         if has_run:
             lines = [f"{self._subject or f'{self.name} on worker {worker}'}: {fault.text}"]
             if tail:
-                lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
+                lines += ["the end of its output:", *[f"  {line}" for line in tail.splitlines()]]
             fault = TaskFault(fault.reason, with_text(fault.details, "\n".join(lines)))
         keeps_files = has_run and self.attached is None
         self._lifecycle.fail(attempt, fault, run_s, keeps_files=keeps_files)

@@ -23,15 +23,15 @@ class Call:
         divisible: bool = False,
         usual: bool = True,
         call_s: float | None = None,
-        local: Sequence[Any] = (),
+        producers: Sequence[Any] = (),
         outside: frozenset[str] = frozenset(),
         size_bytes: int = 10,
     ) -> None:
         self.function = function or Function()
         self.may_wait, self.is_held, self.is_divisible = may_wait, False, divisible
-        self.is_usual = usual
+        self.may_be_bundled = usual
         self.call_s = call_s
-        self.local = list(local)
+        self.producers = list(producers)
         self.outside = outside
         self.size_bytes = size_bytes
 
@@ -67,7 +67,7 @@ def test_calls_that_cannot_be_held_back_are_sent() -> None:
 def test_a_call_that_takes_the_result_of_one_held_back_is_held_back() -> None:
     function = Function()
     calls = [Call(function=function) for _ in range(17)]
-    calls.append(Call(call_s=0.001, local=calls[-1:]))
+    calls.append(Call(call_s=0.001, producers=calls[-1:]))
     assert bundling.hold_back(calls, 2) == (calls[:16], calls[16:])
 
 
@@ -107,19 +107,19 @@ def test_large_arguments_keep_a_bundle_small() -> None:
 def test_a_chain_is_one_bundle_even_if_nothing_is_known() -> None:
     chain = [Call()]
     for _ in range(50):
-        chain.append(Call(local=chain[-1:]))
+        chain.append(Call(producers=chain[-1:]))
     assert sizes(chain) == [51]
     assert bundling.hold_back(chain, 2) == (chain, [])
 
 
 def test_two_that_take_the_same_result_may_run_side_by_side() -> None:
     first = Call()
-    assert sizes([first, Call(local=[first]), Call(local=[first])]) == [2, 1]
+    assert sizes([first, Call(producers=[first]), Call(producers=[first])]) == [2, 1]
 
 
 def test_a_call_that_takes_results_of_two_bundles_is_in_neither() -> None:
     one, other = Call(), Call()
-    assert sizes([one, other, Call(local=[one, other])]) == [1, 1, 1]
+    assert sizes([one, other, Call(producers=[one, other])]) == [1, 1, 1]
 
 
 def test_calls_that_wait_for_different_things_do_not_wait_for_each_other() -> None:
@@ -137,7 +137,7 @@ def _waiting(draw: st.DrawFn) -> list[Call]:
             Call(
                 usual=draw(st.booleans()),
                 call_s=draw(st.sampled_from([None, 1e-5, 0.004, 1.0])),
-                local=local,
+                producers=local,
                 outside=draw(st.sampled_from([frozenset(), frozenset("a"), frozenset("b")])),
             )
         )
@@ -156,7 +156,7 @@ def test_every_call_is_sent_once_and_after_its_dependencies(
     for bundle in bundles:
         assert bundle
         for place, call in enumerate(bundle):
-            for other in call.local:
+            for other in call.producers:
                 assert home[id(other)] <= home[id(call)]
                 if other in bundle:
                     assert bundle.index(other) < place
@@ -169,7 +169,7 @@ def test_bundles_do_not_depend_on_each_other_in_a_circle(waiting: list[Call], sl
     home = {id(call): number for number, bundle in enumerate(bundles) for call in bundle}
     for bundle in bundles:
         for call in bundle:
-            assert all(home[id(other)] <= home[id(call)] for other in call.local)
+            assert all(home[id(other)] <= home[id(call)] for other in call.producers)
 
 
 def test_a_bundle_takes_as_long_as_a_bundle_may() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ciel.client.locks import Changes, Condition, Flag
+from ciel.client.locks import Condition, Flag, ForkSafeCondition
 
 Interrupted = Callable[[Callable[[], object], float], int]
 
@@ -51,7 +51,7 @@ def test_a_condition_is_valid_after_interrupts(interrupted: Interrupted) -> None
 
 
 def test_changes_are_valid_after_interrupts(interrupted: Interrupted) -> None:
-    changes = Changes()
+    changes = ForkSafeCondition()
     other = Other(changes)
 
     def step() -> None:
@@ -65,14 +65,14 @@ def test_changes_are_valid_after_interrupts(interrupted: Interrupted) -> None:
 
 
 def test_a_wait_ends_with_its_time() -> None:
-    changes = Changes()
+    changes = ForkSafeCondition()
     assert not changes.wait_for(lambda: False, 0.01)
     assert changes.wait_for(lambda: True, 0)
     assert not changes._waiting
 
 
 def test_a_condition_raises_what_is_raised_in_a_check() -> None:
-    changes = Changes()
+    changes = ForkSafeCondition()
     with pytest.raises(ZeroDivisionError):
         changes.wait_for(lambda: bool(1 / 0), 1)
     with changes:

@@ -16,7 +16,7 @@ from ciel.client.errors import (
     WaitTimeoutError,
 )
 from ciel.client.jobs import Job
-from ciel.client.locks import Changes
+from ciel.client.locks import ForkSafeCondition
 from ciel.core.events import (
     AddTask,
     JobChanged,
@@ -83,7 +83,7 @@ def session() -> FakeSession:
 
 @pytest.fixture
 def job(session: FakeSession) -> Job:
-    return Job(session, JobSpec(JobId("job"), "", True, False, False), Changes())
+    return Job(session, JobSpec(JobId("job"), "", True, False, False), ForkSafeCondition())
 
 
 def held_by(ref: Reference, netloc: str) -> Concrete:

@@ -67,7 +67,7 @@ def test_a_gigabyte_on_standard_error_fills_neither_disk_nor_memory(cluster: Two
     )
     said = (
         "ciel: HOME/complain ended with exit status 1 on worker W\n"
-        "its standard error ends:\n"
+        "the end of its standard error:\n"
         f"  ({GIB - 39 * 8} bytes omitted)\n" + "  wrong!!\n" * 39 + "  the last words\n"
         "its files are kept in SPOOL/kept/TASK.1\n"
     )
@@ -138,7 +138,7 @@ def expected(number: int) -> tuple[str, str | int]:
             return "done", "no end"
     return "failed", (
         "ended with exit status 4 on worker W\n"
-        "its standard error ends:\n  bad \N{REPLACEMENT CHARACTER}\n"
+        "the end of its standard error:\n  bad \N{REPLACEMENT CHARACTER}\n"
     )
 
 

@@ -240,7 +240,7 @@ def test_a_program_that_always_fails_is_reported_with_its_attempts(
     done = cluster.submit("--scratch", "--retries", "2", "--", counting, str(notes), "9")
     said = (
         "ciel: HOME/counting HOME/always 9 ended with exit status 7 on worker W\n"
-        "its standard error ends:\n"
+        "the end of its standard error:\n"
         "  attempt 3\n"
         "its files are kept in SPOOL/kept/TASK.3\n"
         "(attempt 3 of 3)\n"

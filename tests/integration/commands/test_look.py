@@ -178,7 +178,7 @@ def test_job_info(up: Up, array: str) -> None:
     told = up.shown("job", "info", array)
     head, _, rest = told.partition("\n\n")
     table, _, failures = rest.partition("\n\n")
-    assert re.sub(r"WORKER \(\d+\)", "WORKER (N)", head) == (
+    assert re.sub(r"WORKER \(\d+ attempts?\)", "WORKER (N)", head) == (
         f"job {array} (ID): thirty\n"
         "state: failed\n"
         "command: sh -c 'echo 1; echo why 1 >&2; test $((1 % 7)) != 0' (the first of 30 tasks)\n"
@@ -192,13 +192,13 @@ def test_job_info(up: Up, array: str) -> None:
         "  CLOCK failed: RUNTIME_EXCEPTION: sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' "
         "ended with exit status 1 on worker WORKER"
     )
-    assert table.endswith(f"\n10 of 30 tasks; ciel task list {array} --all")
+    assert table.endswith(f"\n10 of 30 tasks are shown; `ciel task list {array} --all` lists all")
     first, *others = failures.split("\n\n")
     assert first == (
-        "task 7: ID:out:0 failed (RUNTIME_EXCEPTION):\n"
+        "output ID:out:0 of task 7 failed (RUNTIME_EXCEPTION):\n"
         "  sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' ended with exit status 1 "
         "on worker WORKER\n"
-        "  its standard error ends:\n"
+        "  the end of its standard error:\n"
         "  why 7\n"
         "  its files are kept in KEPT"
     )
@@ -523,7 +523,7 @@ def test_a_task_is_described(up: Up, array: str) -> None:
         "why:\n"
         "  RUNTIME_EXCEPTION: sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' "
         "ended with exit status 1 on worker WORKER\n"
-        "  its standard error ends:\n"
+        "  the end of its standard error:\n"
         "  why 7\n"
         "  its files are kept in KEPT\n"
     )

@@ -163,7 +163,7 @@ ciel_task.serve(run)
 @pytest.mark.parametrize(
     "mine, said",
     [
-        ('["f2", "nobodys"]', "its input nobodys failed (NEVER_MADE): no task of the job produces"),
+        ('["f2", "nobodys"]', "input nobodys failed (NEVER_MADE): no task of the job produces"),
         ("['f2', os.environ['CIEL_TASK'] + ':out:0']", "(NEVER_MADE): no task of the job produces"),
     ],
     ids=["forged", "circle"],

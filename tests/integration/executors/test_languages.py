@@ -144,7 +144,7 @@ def test_an_exception_of_a_class_is_shown_with_its_own_frames_only(
     assert shown.splitlines()[:4] == [
         "ciel: java -Xmx64M -cp ciel-java.jar ciel.TaskLoader apps.Lines .jars/0.jar ended with "
         "exit status 1 on worker W",
-        "its standard error ends:",
+        "the end of its standard error:",
         "  java.lang.IllegalArgumentException: no word to look for",
         "  \tat apps.Lines.invoke(Lines.java:14)",
     ]

@@ -102,7 +102,7 @@ def test_job_info_shows_this_with_names_of_hosts(cluster: Cluster) -> None:
     assert "command: sh -c 'exit 3' 'a b'\n" in text
     (worker,) = cluster.facts("job", "info", number)["ran_on"]
     assert worker.startswith(host_name().partition(".")[0])
-    assert f"ran on: {worker} (1)\n" in text
+    assert f"ran on: {worker} (1 attempt)\n" in text
     row = next(line for line in text.splitlines() if line.split()[:3] == ["1", "1", "failed"])
     assert worker in row
     assert row.endswith("  3  RUNTIME_EXCEPTION  sh -c 'exit 3' 'a b'")

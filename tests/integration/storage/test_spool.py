@@ -119,7 +119,7 @@ def test_a_worker_goes_on_when_a_full_disk_has_room_again(
         assert first.startswith(f"ciel: sh -c '{script}' ended with exit status 1 on worker ")
         assert f"the device at {small_spool} (16 MiB in all, " in first
         assert free in first
-        assert second == "its standard error ends:"
+        assert second == "the end of its standard error:"
         assert third.startswith(f"  {said}")
     assert run(f"rm -r {small_spool}/fill").returncode == 0
     done = run(script)
@@ -173,7 +173,7 @@ def test_an_output_that_does_not_fit_on_the_disk_is_named(full_disk: FullDisk, e
     failure = json.loads(done.stdout.splitlines()[0])
     assert failure["reason"] == "NO_SPACE"
     assert f"the device at {full_disk.place} (8 MiB in all, " in failure["story"]
-    assert "its standard error ends:\n  begun" in failure["story"]
+    assert "the end of its standard error:\n  begun" in failure["story"]
     assert ("No space left on device" in failure["story"]) == (ending == "reported")
     assert full_disk.objects() == []
     done = full_disk.run("head -c 5M /dev/zero")

@@ -404,7 +404,7 @@ def test_a_lost_upload_fails_the_job_and_says_so() -> None:
     cluster.says(WantObjects(JOB, reader.outputs), CloseJob(JOB))
     cluster.said("w1: run a")
     cluster.worker_says("w1", inputs_lost(reader, place_of("w1")))
-    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task produces it "
+    why = "input upload failed (OBJECT_LOST): no copy of it is left, and no task produces it "
     why += "(its client has to upload it again)"
     cluster.said(
         "w1: drop upload",

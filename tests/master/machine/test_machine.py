@@ -106,7 +106,7 @@ def test_a_closed_job_that_is_stuck_fails_and_names_the_missing_object() -> None
     cluster.job(a_task("a", inputs=["orphan"]), want=["a"])
     cluster.said(
         "client: a is DEPENDENCY_FAILED",
-        "client: failed: DEPENDENCY_FAILED: its input orphan failed (NEVER_MADE): "
+        "client: failed: DEPENDENCY_FAILED: input orphan failed (NEVER_MADE): "
         "no task of the job produces orphan",
     )
 
@@ -349,7 +349,7 @@ def test_a_failed_task_fails_its_job() -> None:
     cluster.failed("w1", first)
     cluster.said(
         "client: c1 is DEPENDENCY_FAILED",
-        "client: failed: DEPENDENCY_FAILED: its input c0 failed (RUNTIME_ERROR): exit status 3",
+        "client: failed: DEPENDENCY_FAILED: input c0 failed (RUNTIME_ERROR): exit status 3",
     )
 
 

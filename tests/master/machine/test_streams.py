@@ -209,7 +209,7 @@ def test_readers_of_a_failed_stream_fail_unless_they_see_errors() -> None:
         "w2: drop c0",
         "w3: drop c1",
         "client: c2 is DEPENDENCY_FAILED",
-        "client: failed: DEPENDENCY_FAILED: its input c0 failed (RUNTIME_ERROR): exit status 3",
+        "client: failed: DEPENDENCY_FAILED: input c0 failed (RUNTIME_ERROR): exit status 3",
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from ciel.scc.shmfs import Image as Client
 from ciel.testing.shm_mounts import can_mount
-from ciel.testing.shm_tools import HOME, Image, fresh_image
+from ciel.testing.shm_tools import TOOL_DIRECTORY, Image, fresh_image
 from ciel_tests.clusters.mounts import on_mount, run_on_mount
 
 SMALL = ("--blocks=8", "--block-size=4KiB", "--inodes=6", "--entries=7")
@@ -165,7 +165,7 @@ def test_a_python_process_that_uses_an_image_keeps_its_own_sigbus(image: Image) 
 
 
 def test_an_image_that_is_not_there_is_said_so() -> None:
-    with fresh_image(make=False) as image:
+    with fresh_image(create=False) as image:
         for tool in USERS:
             assert "shminit makes an image" in image.refusal(tool)
         image.refusal("shmfsck", status=2)
@@ -198,7 +198,7 @@ def test_a_check_ends_on_any_bytes(image: Image, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a/"])
 def test_an_image_is_called_by_a_plain_name(name: str) -> None:
-    with fresh_image(make=False) as image:
+    with fresh_image(create=False) as image:
         for tool in ("shminit", "shmdf"):
             told = image.refusal(tool, f"--name={name}", status=2)
             assert told.endswith(f"a plain name, or a path that begins with a slash, not '{name}'")
@@ -228,7 +228,7 @@ def test_a_pipe_or_a_link_in_the_place_of_an_image_is_refused_at_once(
 
 
 def test_of_several_that_make_an_image_at_once_one_does() -> None:
-    with fresh_image(make=False) as image:
+    with fresh_image(create=False) as image:
         processes = [image.start("shminit", *SMALL) for _ in range(8)]
         errors = [process.communicate(timeout=60)[1].decode() for process in processes]
         assert sorted(process.returncode for process in processes) == [0, *[1] * 7]
@@ -286,13 +286,15 @@ assert "there is not enough memory for all of /dev/shm/shmfs-data" in refused.st
 
 def test_a_small_dev_shm_is_said_to_be_small_and_nobody_dies_by_sigbus(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.py"
-    scenario.write_text(SMALL_SHM.replace("sys.argv[1]", repr(str(HOME))))
+    scenario.write_text(SMALL_SHM.replace("sys.argv[1]", repr(str(TOOL_DIRECTORY))))
     mount = ["-t", "tmpfs", "-o", "size=64m", "none"]
     assert run_on_mount(mount, scenario, Path("/dev/shm")) == 0
 
 
 def test_drop_caches_says_what_it_takes_where_it_may_not() -> None:
-    command = on_mount(["-t", "tmpfs", "none"], Path("/proc/sys/vm"), [str(HOME / "drop_caches")])
+    command = on_mount(
+        ["-t", "tmpfs", "none"], Path("/proc/sys/vm"), [str(TOOL_DIRECTORY / "drop_caches")]
+    )
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith("drop_caches: cannot drop the caches: ")

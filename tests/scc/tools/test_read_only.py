@@ -14,7 +14,7 @@ import pytest
 
 from ciel.scc.shapes import ShmfsError
 from ciel.scc.shmfs import Image as Client
-from ciel.testing.shm_tools import HOME, Image, fresh_image
+from ciel.testing.shm_tools import TOOL_DIRECTORY, Image, fresh_image
 from ciel_tests.clusters.mounts import on_mount
 
 READERS = (
@@ -71,7 +71,7 @@ def test_a_tool_that_only_reads_works_on_an_image_of_mode_0444(image: Image, wor
     for path in (image.control, image.data):
         path.chmod(0o444)
     tool, *arguments = words.split()
-    command = [*without_override(), str(HOME / tool), *arguments]
+    command = [*without_override(), str(TOOL_DIRECTORY / tool), *arguments]
     done = subprocess.run(command, env=image.environ, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert tool != "shmst" or done.stdout == CONTENT
@@ -86,11 +86,11 @@ def test_tools_that_only_read_work_on_a_read_only_mount(image: Image, tmp_path: 
     mount = ["-o", "bind,ro", str(source)]
     for words in READERS:
         tool, *arguments = words.split()
-        command = [str(HOME / tool), "--name", str(place), *arguments]
+        command = [str(TOOL_DIRECTORY / tool), "--name", str(place), *arguments]
         done = subprocess.run(on_mount(mount, place, command), capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b""), words
         assert tool != "shmst" or done.stdout == CONTENT
-    refused = [str(HOME / "shmrm"), "--name", str(place), "a"]
+    refused = [str(TOOL_DIRECTORY / "shmrm"), "--name", str(place), "a"]
     done = subprocess.run(on_mount(mount, place, refused), capture_output=True, check=False)
     assert done.returncode == 1
     assert b"Read-only file system" in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ciel.storage.devices import device_of
-from ciel.testing.shm_tools import HOME, TOOLS, Image, fresh_image
+from ciel.testing.shm_tools import TOOL_DIRECTORY, TOOLS, Image, fresh_image
 
 BLOCK = 4096
 WAIT_S = 20.0
@@ -72,7 +72,7 @@ def test_an_image_made_without_arguments_has_1024_of_each_and_blocks_of_1_mib() 
 
 
 def test_options_shape_an_image_and_count_more_than_the_environment() -> None:
-    with fresh_image(make=False) as image:
+    with fresh_image(create=False) as image:
         image.environ |= {"SHMFS_BLOCKS": "7", "SHMFS_BLOCK_SIZE": "8KiB", "SHMFS_INODES": "5"}
         image.do("shminit", "--entries", "9", "--inodes=6", "--shards=1")
         usage = image.usage()
@@ -281,7 +281,11 @@ def test_what_looks_like_an_option_is_a_name_after_two_dashes(image: Image, sour
 def test_an_output_that_nobody_takes_is_a_failure(image: Image) -> None:
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
-            [HOME / "shmdf"], env=image.environ, stdout=full, stderr=subprocess.PIPE, check=False
+            [TOOL_DIRECTORY / "shmdf"],
+            env=image.environ,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     assert ended.returncode == 1
     assert b"standard output cannot be written" in ended.stderr

@@ -293,9 +293,9 @@ def test_a_program_that_never_opens_is_the_owners_affair(talk: Conversation) -> 
 
 
 BREAKS = {
-    "ends at once": ("open_both()", "closed its writing end of the channel, or ended"),
+    "ends at once": ("open_both()", "closed the FIFO that it writes to, or ended"),
     "dies": ("open_both(); hear(); os.kill(os.getpid(), 9)", "or ended"),
-    "writes nothing more": ("open_both(); hear(); os.close(o); time.sleep(60)", "its writing end"),
+    "writes nothing more": ("open_both(); hear(); os.close(o); time.sleep(60)", "it writes to"),
     "dies in a call": (
         "open_both(); write(b'\\0\\0\\1\\0[\"publish'); os.kill(os.getpid(), 9)",
         "in the middle of a call: only 9 of the 256 bytes of a call ('[\"publish') were received"
@@ -338,7 +338,7 @@ def test_a_reading_end_that_is_lost_is_noticed(talk: Conversation, script: str) 
     talk.answer = lambda channel, call: channel.say("a", {})
     talk.say(*START)
     program = talk.start(f"open_both(); {script}; time.sleep(60)")
-    assert "closed its reading end" in talk.wait_for_break()
+    assert "closed the FIFO that it reads from" in talk.wait_for_break()
     assert talk.calls == [Call("a", 1)]
     assert program.poll() is None
 
@@ -359,7 +359,7 @@ def test_what_a_program_said_before_its_reading_end_was_noticed_as_lost_still_co
         wait_for(done.exists, "the program's last words")
 
     talk.in_reactor(look_away)
-    assert "closed its reading end" in talk.wait_for_break()
+    assert "closed the FIFO that it reads from" in talk.wait_for_break()
     assert talk.calls == [Call("a", 1), EXIT]
 
 
@@ -428,7 +428,7 @@ def test_an_event_of_an_earlier_descriptor_of_the_same_number_changes_nothing(
     assert talk.wait_for_calls(3)[2] == Call("echo", 10**6)
     talk.in_reactor(disturb)
     talk.say("last", {})
-    assert "closed its reading end" in talk.wait_for_break()
+    assert "closed the FIFO that it reads from" in talk.wait_for_break()
 
 
 @pytest.mark.slow

@@ -259,7 +259,7 @@ def test_only_what_was_complained_for_a_task_is_told_of_it(worker: Talker) -> No
             os._exit(5)"""
     worker.good(worker.python(script, "one"))
     fault = worker.fault(worker.python(script, "two"))
-    assert "its output ends:\n  two\n" in fault.details
+    assert "the end of its output:\n  two\n" in fault.details
     assert "one" not in fault.details.partition("its output ends")[2].partition("its files")[0]
     worker.good(worker.python(script, "three"))
     log = (worker.path / "job-job.log").read_text()

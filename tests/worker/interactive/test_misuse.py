@@ -53,8 +53,8 @@ def test_a_program_may_open_late_and_in_any_order(worker: Talker, actions: tuple
 
 
 TOOK_NOTHING = "it did not read its first task within 0.3 s"
-CLOSED_WRITING = "the program closed its writing end of the channel"
-CLOSED_READING = "the program closed its reading end of the channel"
+CLOSED_WRITING = "the program closed the FIFO that it writes to"
+CLOSED_READING = "the program closed the FIFO that it reads from"
 SPEAK = 's["log",{"message":"m"}]'
 
 
@@ -145,7 +145,7 @@ def test_a_program_that_goes_without_a_word_has_failed(
     assert time.monotonic() - begun_s < SETTLED_S
     assert fault.reason == "RUNTIME_ERROR"
     assert f"it ended with exit status {status} before it called 'exit'" in fault.details
-    assert "its output ends:\n  why" in fault.details
+    assert "the end of its output:\n  why" in fault.details
     worker.expect_free()
 
 

@@ -7,8 +7,9 @@ nothing can even be assigned beyond a worker's credit (`pop_new`).
 A job ends sooner, and needs less space, if its tasks that read intermediate objects run before
 tasks that produce new ones. Otherwise readers would wait behind all new producers, and intermediate
 objects would be stored for longer and could be lost with their workers. So the next task of a job
-is one of the highest *rank*, its depth in the graph; within a rank, the oldest. Every eighth task
-is one of the lowest rank, so that no task starves in a job whose graph grows for ever.
+is one of the highest *rank*, its depth in the graph; within a rank, tasks that were attempted
+before are first, then the oldest. Every eighth task is one of the lowest rank, so that no task
+starves in a job whose graph grows for ever.
 
 Retried tasks and delayed tasks enter the queue when their delay is over.
 """
@@ -34,41 +35,41 @@ LOWEST_EVERY = 8
 
 
 class _JobQueue:
-    """The tasks of one job and priority, by rank; within a rank, returned tasks come first."""
+    """The tasks of one job and priority, in deques by rank and by whether they were attempted."""
 
-    __slots__ = ("_by_rank", "_popped", "_ranks")
+    __slots__ = ("_by_key", "_keys", "_popped")
 
     def __init__(self) -> None:
-        self._by_rank: dict[int, deque[TaskNode]] = {}  # key: twice the rank, plus 1 for retries
-        self._ranks: list[int] = []  # lowest first
+        self._by_key: dict[int, deque[TaskNode]] = {}  # twice the rank, plus 1 if attempted
+        self._keys: list[int] = []  # lowest first
         self._popped = 0
 
     def push(self, task: TaskNode) -> None:
-        rank = 2 * task.rank + (task.attempt > 0)
-        queue = self._by_rank.get(rank)
+        key = 2 * task.rank + (task.attempt > 0)
+        queue = self._by_key.get(key)
         if queue is None:
-            queue = self._by_rank[rank] = deque()
-            insort(self._ranks, rank)
+            queue = self._by_key[key] = deque()
+            insort(self._keys, key)
         queue.append(task)
 
     def pop(self) -> TaskNode:
         self._popped += 1
         place = 0 if self._popped % LOWEST_EVERY == 0 else -1
-        rank = self._ranks[place]
-        queue = self._by_rank[rank]
+        key = self._keys[place]
+        queue = self._by_key[key]
         task = queue.popleft()
         if not queue:
-            del self._by_rank[rank], self._ranks[place]
+            del self._by_key[key], self._keys[place]
         return task
 
     def __bool__(self) -> bool:
-        return bool(self._ranks)
+        return bool(self._keys)
 
     def __iter__(self) -> Iterator[TaskNode]:
-        return chain(*self._by_rank.values())
+        return chain(*self._by_key.values())
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_rank.values()))
+        return sum(map(len, self._by_key.values()))
 
 
 class _PriorityQueue:

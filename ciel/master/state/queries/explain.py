@@ -92,10 +92,10 @@ def _handed_over(machine: MasterMachine, task: TaskNode) -> list[str]:
         node = nodes.get(object_id)
         if node is not None and node.producer is not None and node.producer is not task:
             producer = node.producer
-            return [
-                f"{object_id} was delegated to {label(producer)}, which "
-                f"{_standing(machine, producer)}"
-            ]
+            named = label(producer)
+            if named == label(task):  # a script's continuation has the script's name
+                named += f" ({producer.spec.id})"
+            return [f"{object_id} was delegated to {named}, which {_standing(machine, producer)}"]
     return []
 
 

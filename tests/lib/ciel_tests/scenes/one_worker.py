@@ -139,7 +139,7 @@ class OneWorker:
         self.operations = Operations(self.service, self.master, self.interactive, events)
         fetcher: Any = _NoFetcher()
         fetcher.fetches = self.fetches
-        self.service.carry_out_by(self.attempts, self.interactive, fetcher)
+        self.service.set_components(self.attempts, self.interactive, fetcher)
         in_reactor(self.service.peer_opened, self)
 
     # --- as the master's connection ---------------------------------------------------------------
