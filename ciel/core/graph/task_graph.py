@@ -149,8 +149,7 @@ class TaskGraph:
         if known_outputs:  # a job or a task may need them already
             self._redelegate(node)
             for object_id in producing:
-                output = nodes[object_id]
-                if output.ref is None and self._is_demanded(object_id, output):
+                if nodes[object_id].ref is None and self.is_awaited(object_id):
                     self.demand((object_id,))
                     break
         return node
