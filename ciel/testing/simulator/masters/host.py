@@ -145,11 +145,13 @@ class MasterHost:
     def _serve(self, restored: Restored, epoch: int, before: Sequence[Succession]) -> None:
         world, machine, journal = self._world, restored.machine, restored.journal
         assert not restored.restoration.skipped, restored.restoration.skipped[:3]
-        self._depose()
         ballot = Ballot(epoch, self.url)
+        is_latest = ballot >= world.chronicle.last  # else a later one was elected meanwhile
+        if is_latest:
+            self._depose()
+            world.witness.master_restarted(machine, _done_in(restored.records))
         world.note(self.url, f"serves in epoch {epoch} with {len(machine.jobs)} jobs")
         ledger = world.chronicle.serves(ballot, restored.records, journal.appended)
-        world.witness.master_restarted(machine, _done_in(restored.records))
         for subject, text in invariants.problems(machine):
             if subject not in machine.context.touched:  # else the first tick may end this job
                 raise Violation(subject, f"after the restart, {text}")
@@ -162,7 +164,10 @@ class MasterHost:
         self.standbys = FakeStandbys(
             world, master, journal, followed, tenure, ledger, self._run_again
         )
-        self._serves(master, restored)
+        if is_latest:
+            self._serves(master, restored)
+        else:
+            master.depose()
         self.standbys.begin()
 
     def _run_again(self, promised: Ballot) -> None:
