@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../scc/tools/io_token.h"
+#include "../../scc/tools/io_token.h"
 
 #define REQUEST_BYTES (1 << 20)
 #define TRANSFER_NS (REQUEST_BYTES * 1000.0 / 105)
