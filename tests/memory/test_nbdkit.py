@@ -56,13 +56,14 @@ def export(nodes: Nodes, plugin: str, tmp_path: Path) -> Iterator[Callable[..., 
 
         threading.Thread(target=accept, daemon=True).start()
         volume = nodes.volumes.volumes[name]
-        socket = tmp_path / "nbd"
+        socket, ready = tmp_path / "nbd", tmp_path / "ready"
         started.append(subprocess.Popen([
-            "nbdkit", "--foreground", "--exit-with-parent", "--unix", str(socket), plugin,
+            "nbdkit", "--foreground", "--exit-with-parent", "--pidfile", str(ready),
+            "--unix", str(socket), plugin,
             f"companion={tmp_path}/companion", f"volume={volume.number}",
             f"extents={len(volume.extents)}", f"timeout={timeout_s}",
         ]))  # fmt: skip
-        wait_for(socket.exists, "nbdkit")
+        wait_for(ready.exists, "nbdkit, which writes this file when it listens")
         return f"nbd+unix:///?socket={socket}"
 
     yield export
