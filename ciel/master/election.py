@@ -35,7 +35,7 @@ class Election:
         latest: Callable[[], Sequence[Succession]],
         is_due: Callable[[], bool],
         won: Callable[[int], object],
-        seen_epoch: int = 0,
+        known_epoch: Callable[[], int],
     ) -> None:
         self._reactor = reactor
         self._voters = voters
@@ -44,7 +44,7 @@ class Election:
         self._won = won
         self.on_lost: Callable[[Round], object] = lambda round_: None
         """Called with each round that is lost."""
-        self._campaign = Campaign(url, random.random, seen_epoch)
+        self._campaign = Campaign(url, random.random, known_epoch)
         self._logged = ("", 0.0)
         self._timer = LoopingCall(self.check)
         self._timer.clock = reactor

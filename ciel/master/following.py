@@ -82,6 +82,11 @@ class Following:
         return self._state.latest
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the last master in the copy; 0 before the copy is complete."""
+        return self._state.epoch
+
+    @property
     def master_is_silent(self) -> bool:
         """Whether no master is connected, or it has sent nothing for a while."""
         return self._peer is None or self._peer.silent_s >= SILENT_S

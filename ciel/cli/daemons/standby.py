@@ -81,7 +81,13 @@ def run_again(
 
     voters = Voters(reactor, key)
     election = Election(
-        reactor, voters, url, lambda: restoration.latest, lambda: True, won, restoration.epoch
+        reactor,
+        voters,
+        url,
+        lambda: restoration.latest,
+        lambda: True,
+        won,
+        lambda: restoration.epoch,
     )
     election.on_lost = lost
     candidate.keep(election.close)
@@ -137,7 +143,13 @@ def follow(candidate: Candidate, reactor: Any, options: argparse.Namespace) -> N
 
     voters = Voters(reactor, found.key)
     election = Election(
-        reactor, voters, url, lambda: following.latest, lambda: following.master_is_silent, won
+        reactor,
+        voters,
+        url,
+        lambda: following.latest,
+        lambda: following.master_is_silent,
+        won,
+        lambda: following.epoch,
     )
     address = found.url.removeprefix("http://")
     reconnector = Reconnector(reactor, address, connect, following)

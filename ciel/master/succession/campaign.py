@@ -43,15 +43,19 @@ class Campaign:
     now, because its master is silent.
     """
 
-    def __init__(self, url: str, chance: Callable[[], float], seen_epoch: int = 0) -> None:
-        """`chance` returns random numbers from 0 to 1. `seen_epoch`: voters may have promised it to
-        another master.
+    def __init__(
+        self, url: str, chance: Callable[[], float], known_epoch: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`chance` returns random numbers from 0 to 1. `known_epoch` returns the epoch of the last
+        master in the journal: a voter may have promised it to that master, which may have had no
+        standbys, and then named no succession.
         """
         self.is_over = False
         self._url = url
         self._chance = chance
         self._round: Round | None = None
-        self._seen_epoch = seen_epoch
+        self._known_epoch = known_epoch
+        self._seen_epoch = 0
         self._not_before_s = 0.0
 
     def end(self) -> None:
@@ -79,7 +83,7 @@ class Campaign:
     def _begin(
         self, latest: Sequence[Succession], now_s: float, is_due: bool, *, only_asks: bool
     ) -> list[Step]:
-        epoch = max([self._seen_epoch, *(item.epoch for item in latest)]) + 1
+        epoch = max(self._seen_epoch, self._known_epoch(), *[item.epoch for item in latest]) + 1
         current = self._round = Round(Ballot(epoch, self._url), latest, only_asks=only_asks)
         return [AskVoters(current), *self._judge(current, now_s, latest, is_due)]
 

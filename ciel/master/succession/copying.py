@@ -93,6 +93,11 @@ class Copying:
         """The successions that are known here; none before the copy is complete."""
         return () if self.copy is None else self.copy.restoration.latest
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last master in the copy; 0 before the copy is complete."""
+        return 0 if self.copy is None else self.copy.restoration.epoch
+
     def opened(self, epoch: object) -> bool:
         """Begin to follow the master of an epoch on a new connection; return False if this standby
         must not follow it.

@@ -59,7 +59,7 @@ def test_a_lost_round_is_repeated_after_a_pause_in_a_later_epoch() -> None:
 
 
 def test_a_candidate_begins_after_an_epoch_that_a_worker_has_promised() -> None:
-    campaign = Campaign(A, lambda: 0.5, seen_epoch=7)
+    campaign = Campaign(A, lambda: 0.5, known_epoch=lambda: 7)
     assert round_of(campaign.check(0.0, LATEST, is_due=True)).ballot.epoch == 8
 
 

@@ -49,7 +49,7 @@ class FakeElection:
         is_due: Callable[[], bool],
         won: Callable[[int], object],
         lost: Callable[[Round], object],
-        seen_epoch: int = 0,
+        known_epoch: Callable[[], int],
     ) -> None:
         self._world = world
         self._process = process
@@ -58,7 +58,7 @@ class FakeElection:
         self._won = won
         self._lost = lost
         self._voters = FakeVoters(world, process, url)
-        self._campaign = Campaign(url, world.chance.random, seen_epoch)
+        self._campaign = Campaign(url, world.chance.random, known_epoch)
         process._after(CHECK_INTERVAL_S, self._check)
 
     def check(self) -> None:
@@ -106,7 +106,7 @@ class FakeCandidate(Process):
             world, self, url, lambda: restored.restoration.latest, lambda: True,
             lambda epoch: won(restored, epoch),
             lambda round_: lost(round_.elected) if round_.elected else None,
-            restored.restoration.epoch,
+            lambda: restored.restoration.epoch,
         )  # fmt: skip
 
     def die(self, *, silently: bool) -> None:
@@ -141,7 +141,7 @@ class FakeStandby(Process):
             self._take(self._restore())
         self._election = FakeElection(
             world, self, url, lambda: self.copying.latest, lambda: self.master_is_silent,
-            self._elected, lambda round_: None,
+            self._elected, lambda round_: None, lambda: self.copying.epoch,
         )  # fmt: skip
         self._connect()
         self._after(HEARTBEAT_INTERVAL_S, self._beat)

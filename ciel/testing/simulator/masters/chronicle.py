@@ -22,7 +22,7 @@ class Chronicle:
         self.committed: list[Message] = []
         """The records that may have had consequences, in their order."""
         self.last = NO_BALLOT
-        """The master of the latest epoch that has served."""
+        """The master of the latest epoch whose start is committed."""
         self._urls: dict[int, str] = {}  # of masters, by epoch
         self._promised: defaultdict[str, Ballot] = defaultdict(lambda: NO_BALLOT)  # by voter
 
@@ -30,13 +30,16 @@ class Chronicle:
         """Record that a master starts to serve with the records of its journal, of which it has
         appended some as a standby.
         """
+        return Ledger(self, master, records, appended)
+
+    def takes_epoch(self, master: Ballot) -> None:
+        """Record that the start of a master is committed. Before, it has no effect."""
         if self._urls.setdefault(master.epoch, master.url) != master.url:
             raise Violation(
                 master.url,
                 f"epoch {master.epoch} has already the master {self._urls[master.epoch]}",
             )
         self.last = max(self.last, master)
-        return Ledger(self, master.url, records, appended)
 
     def promised(self, voter: str, master: Ballot) -> None:
         """Record a promise of a worker, when it is durable."""
@@ -58,10 +61,13 @@ class Ledger:
     """The records of one master: its own, and the known records of earlier masters."""
 
     def __init__(
-        self, chronicle: Chronicle, url: str, records: Iterable[Message], appended: int
+        self, chronicle: Chronicle, master: Ballot, records: Iterable[Message], appended: int
     ) -> None:
+        self._chronicle = chronicle
         self._committed = chronicle.committed
-        self._url = url
+        self._master = master
+        self._url = master.url
+        self._appended_before = appended
         self._records = [record for record in records if _counts(record)]
         self._ends = {appended: len(self._records)}  # how many records there are after appends
         self._checked = 0  # records that are known to agree with the committed ones
@@ -80,6 +86,8 @@ class Ledger:
 
     def durable(self, number: int) -> None:
         """Record that all appends up to a number are committed."""
+        if number > self._appended_before:  # the first one says that the master has started
+            self._chronicle.takes_epoch(self._master)
         end = self._ends.get(number, 0)
         for place in range(self._checked, end):
             record = self._records[place]
