@@ -510,6 +510,12 @@ class LeaseAsked(NamedTuple):
     asked_us: int
 
 
+class ExtentsOffered(NamedTuple):
+    """All extents that a memory server has: volume, extent, epoch. Its first message."""
+
+    extents: tuple[tuple[int, int, int], ...]
+
+
 class RolesTaken(NamedTuple):
     """A memory server has carried out `TakeRoles`."""
 
@@ -745,7 +751,9 @@ FromWorker = (
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat
-FromMemory = LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | Heartbeat
+FromMemory = (
+    ExtentsOffered | LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | Heartbeat
+)  # fmt: skip
 ToMemory = (
     LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer | Heartbeat
 )  # fmt: skip

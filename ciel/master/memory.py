@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from twisted.logger import Logger
 
@@ -18,6 +18,7 @@ from ciel.core.events import (
     ConnectServer,
     DismissServer,
     ExtentRole,
+    ExtentsOffered,
     ExtentSynced,
     KeepExtents,
     LeaseAsked,
@@ -53,6 +54,14 @@ EXTENTS_MAX: Final = 1 << 24  # of one server: 16 TiB
 _ROLES: Final = {Role.NONE: 0, Role.PRIMARY: 1, Role.BACKUP: 2, Role.JOINING: 3}
 
 
+class _Facts(NamedTuple):
+    """The description of itself that a memory server sends when it connects."""
+
+    server: ServerId
+    address: str
+    extents_max: int
+
+
 class MemoryServers:
     """The connections of memory servers. Implements the callbacks of their peers."""
 
@@ -61,6 +70,7 @@ class MemoryServers:
         self._volumes = Volumes()
         self._peers: dict[ServerId, ControlPeer] = {}
         self._names: dict[ControlPeer, ServerId] = {}
+        self._joining: dict[ControlPeer, _Facts] = {}  # their `offered` has not come yet
         self._timer: DelayedCall | None = None
 
     def close(self) -> None:
@@ -73,28 +83,39 @@ class MemoryServers:
         assert peer.hello is not None
         about = peer.hello.about
         try:
-            server, address = check_id(about.get("server")), _address(about.get("address"))
-            extents_max = _whole(about.get("extents"), 1, EXTENTS_MAX)
-            if server in self._peers:
-                self._let_go(self._peers[server])
-            self._volumes.join(server, address, extents_max, self._now_s())
+            self._joining[peer] = _Facts(
+                check_id(about.get("server")), _address(about.get("address")),
+                _whole(about.get("extents"), 1, EXTENTS_MAX),
+            )  # fmt: skip
+        except CielError as error:
+            peer.refuse(str(error))
+
+    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, ExtentsOffered):
+                self._join(peer, message)
+            elif peer in self._names:
+                self._said(peer, self._names[peer], message)
+        self._act()
+
+    def _join(self, peer: ControlPeer, offered: ExtentsOffered) -> None:
+        facts = self._joining.pop(peer, None)
+        if facts is None:
+            return
+        server, address, extents_max = facts
+        if server in self._peers:
+            self._let_go(self._peers[server])
+        epochs = {(volume, extent): epoch for volume, extent, epoch in offered.extents}
+        try:
+            self._volumes.join(server, address, extents_max, epochs, self._now_s())
         except CielError as error:
             peer.refuse(str(error))
             return
         log.info(
-            "memory server {id} at {address} offers {mib} MiB",
-            id=server, address=address, mib=extents_max * (EXTENT_BYTES >> 20),
+            "memory server {id} at {address} offers {mib} MiB, and has {count} extents",
+            id=server, address=address, mib=extents_max * (EXTENT_BYTES >> 20), count=len(epochs),
         )  # fmt: skip
         self._peers[server], self._names[peer] = peer, server
-        self._act()
-
-    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
-        server = self._names.get(peer)
-        if server is None:
-            return
-        for message in messages:
-            self._said(peer, server, message)
-        self._act()
 
     def _said(self, peer: ControlPeer, server: ServerId, message: Message) -> None:
         volumes, now_s = self._volumes, self._now_s()
@@ -114,6 +135,7 @@ class MemoryServers:
         """Do nothing: messages to memory servers are few."""
 
     def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+        self._joining.pop(peer, None)
         server = self._names.get(peer)
         if server is not None:
             log.info("memory server {id} has gone: {why}", id=server, why=reason)

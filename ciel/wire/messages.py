@@ -36,6 +36,7 @@ from ciel.core.events import (
     DropObjects,
     ExtentPlaced,
     ExtentRole,
+    ExtentsOffered,
     ExtentsPlaced,
     ExtentSynced,
     FromClient,
@@ -311,6 +312,14 @@ def _read_placed(value: Any) -> tuple[ExtentPlaced, ...]:
     ])  # fmt: skip
 
 
+def _read_offered(value: Any) -> tuple[tuple[int, int, int], ...]:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 3 for i in value):
+        raise DecodeError("offered extents must be lists of three numbers")
+    return tuple(
+        [(_count(volume), _count(extent), _count(epoch)) for volume, extent, epoch in value]
+    )
+
+
 class FieldCodec(NamedTuple):
     """Encodes and decodes one field of a message.
 
@@ -360,6 +369,7 @@ FAULT = FieldCodec(("TaskFault",), list, _read_fault)
 SUCCESSION = FieldCodec(("Succession",), succession_to_json, succession_from_json)
 ROLES = FieldCodec(("tuple[ExtentRole, ...]",), _pairs, _read_roles)
 EXTENTS = FieldCodec(("tuple[tuple[int, int], ...]",), _pairs, _read_extents)
+OFFERED = FieldCodec(("tuple[tuple[int, int, int], ...]",), _pairs, _read_offered)
 PLACED = FieldCodec(("tuple[ExtentPlaced, ...]",), _write_placed, _read_placed)
 LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
 
@@ -407,6 +417,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     MemoryServerLeft: ("memory_left", (COUNT,)),
     ExtentsPlaced: ("placed", (COUNT, PLACED)),
     JournalCompacted: ("compacted", (COUNT,)),
+    ExtentsOffered: ("offered", (OFFERED,)),
     LeaseAsked: ("lease_asked", (COUNT,)),
     RolesTaken: ("roles_taken", (COUNT,)),
     ExtentSynced: ("synced", (COUNT, COUNT, COUNT, COUNT)),

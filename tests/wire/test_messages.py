@@ -75,6 +75,7 @@ from ciel.wire.messages import (
     FROM_WORKER,
     ID,
     IN_JOURNAL,
+    OFFERED,
     PLACED,
     REFERENCES,
     ROLES,
@@ -215,6 +216,7 @@ of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     TEXTS: st.lists(texts, max_size=2).map(tuple), SUCCESSION: successions,
     ROLES: st.lists(extent_roles, max_size=3).map(tuple),
     EXTENTS: st.lists(st.tuples(counts, counts), max_size=3).map(tuple),
+    OFFERED: st.lists(st.tuples(counts, counts, counts), max_size=3).map(tuple),
     PLACED: st.lists(placed, max_size=3).map(tuple),
 }  # fmt: skip
 for added, (_, codecs_of) in _PLAIN.items():
