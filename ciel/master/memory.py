@@ -1,14 +1,14 @@
 """Serves memory servers: their connections, and the owner of the volumes (NET-1, NET-3 to NET-5).
 
-`ciel.memory.volumes` decides; this module sends its orders, and answers clients. A master that is
-restarted does not know volumes any more.
+`ciel.memory.volumes` decides; this module writes its records to the master's journal, sends its
+orders when these are durable, and answers clients.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from twisted.logger import Logger
 
@@ -29,6 +29,7 @@ from ciel.core.events import (
     TakeRoles,
 )
 from ciel.core.ids import check_id
+from ciel.core.volume_table import VolumeTable
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
 from ciel.memory.volumes import (
     LEASE_S,
@@ -54,6 +55,13 @@ EXTENTS_MAX: Final = 1 << 24  # of one server: 16 TiB
 _ROLES: Final = {Role.NONE: 0, Role.PRIMARY: 1, Role.BACKUP: 2, Role.JOINING: 3}
 
 
+class Ledger(Protocol):
+    """The journal of the master, as `MasterService` offers it."""
+
+    def record(self, records: Sequence[Message]) -> None: ...
+    def call_when_durable(self, call: Callable[[], object]) -> None: ...
+
+
 class _Facts(NamedTuple):
     """The description of itself that a memory server sends when it connects."""
 
@@ -65,13 +73,22 @@ class _Facts(NamedTuple):
 class MemoryServers:
     """The connections of memory servers. Implements the callbacks of their peers."""
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(
+        self, reactor: Any, ledger: Ledger, table: VolumeTable, fence_s: float = LEASE_S
+    ) -> None:
+        """`table`: what the journal says. `fence_s`: after this time, no server has a lease of an
+        earlier master.
+        """
+        self.may_lease: Callable[[], bool] = lambda: True
+        """Whether no other master can have taken over: only then servers get leases."""
         self._reactor = reactor
-        self._volumes = Volumes()
+        self._ledger = ledger
+        self._volumes = Volumes.restored(table, self._now_s(), fence_s)
         self._peers: dict[ServerId, ControlPeer] = {}
         self._names: dict[ControlPeer, ServerId] = {}
         self._joining: dict[ControlPeer, _Facts] = {}  # their `offered` has not come yet
         self._timer: DelayedCall | None = None
+        self._act()
 
     def close(self) -> None:
         if self._timer is not None and self._timer.active():
@@ -122,7 +139,8 @@ class MemoryServers:
         match message:
             case LeaseAsked(asked_us):
                 volumes.renew(server, now_s)
-                peer.send(LeaseGranted(asked_us, round(LEASE_S * 1e6)))
+                if self.may_lease():
+                    peer.send(LeaseGranted(asked_us, round(LEASE_S * 1e6)))
             case RolesTaken(number):
                 volumes.told(server, number, now_s)
             case ExtentSynced(volume, extent, epoch, number):
@@ -232,12 +250,16 @@ class MemoryServers:
     # --- orders -----------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        """Send the orders of the state, and plan its next tick."""
-        while orders := self._volumes.take_orders():
+        """Write the records of the state, carry out its orders, and plan its next tick."""
+        while True:
+            orders, records = self._volumes.take_orders(), self._volumes.take_records()
+            if not orders and not records:
+                break
+            self._ledger.record(records)
             for order in orders:
                 peer = None if isinstance(order, Moved) else self._peers.get(order.server)
                 if peer is not None:
-                    self._send(peer, order)
+                    self._carry_out(peer, order)
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         due_s = self._volumes.due_s()
@@ -249,22 +271,32 @@ class MemoryServers:
         self._volumes.tick(self._now_s())
         self._act()
 
-    def _send(self, peer: ControlPeer, order: Order) -> None:
+    def _carry_out(self, peer: ControlPeer, order: Order) -> None:
         match order:
-            case Connect(peer=server):
-                known = self._volumes.servers.get(server)
+            case Connect(server, other):
+                known = self._volumes.servers.get(other)
                 if known is not None:
-                    token = self._token(server)
-                    peer.send(ConnectServer(known.number, known.address, token))
-            case Hold(number=number, holdings=holdings):
-                peer.send(TakeRoles(number, tuple([self._role(held) for held in holdings])))
-            case Retain(extents=extents):
-                peer.send(KeepExtents(extents))
-            case Dismiss():
-                peer.send(DismissServer())
-            case Expel():
-                log.info("memory server {id} was silent, and has to join again", id=order.server)
+                    token = self._token(other)
+                    self._send(peer, server, ConnectServer(known.number, known.address, token))
+            case Hold(server, number, holdings):
+                roles = tuple([self._role(held) for held in holdings])
+                self._send(peer, server, TakeRoles(number, roles))
+            case Retain(server, extents):
+                self._send(peer, server, KeepExtents(extents))
+            case Dismiss(server):
+                self._send(peer, server, DismissServer())
+            case Expel(server):
+                log.info("memory server {id} was silent, and has to join again", id=server)
                 self._let_go(peer)
+
+    def _send(self, peer: ControlPeer, server: ServerId, message: Message) -> None:
+        """Send an order when the decision about it is durable, if the server is still there."""
+
+        def send() -> None:
+            if self._names.get(peer) == server:
+                peer.send(message)
+
+        self._ledger.call_when_durable(send)
 
     def _role(self, held: Holding) -> ExtentRole:
         def numbers(servers: Iterable[ServerId]) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from ciel.cli.parsing.parser import Parser, memory_size, seconds, whole_number
 from ciel.core.events import CLIENT_GRACE_S, FORGET_JOBS_AFTER_S, TASKS_MAX, MasterStarted
 from ciel.core.jobs import ENDED
 from ciel.core.masters import Ballot, Succession, promoted_epoch
+from ciel.core.volume_table import VolumeTable
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
@@ -177,6 +178,7 @@ class Restored(NamedTuple):
     """A master as its journal describes it. `epoch`: the number of the last start."""
 
     machine: MasterMachine
+    volumes: VolumeTable
     journal: FileJournal | None = None
     epoch: int = 0
     latest: tuple[Succession, ...] = ()
@@ -223,7 +225,7 @@ class Master:
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
         service.on_inconsistent = self._fail_inconsistent
-        memory = service.memory = MemoryServers(reactor)
+        memory = service.memory = MemoryServers(reactor, service, restored.volumes)
         self._closers.append(memory.close)
         owner: Owner = ByRole(service, memory, None)
         if file_journal is not None:
@@ -362,11 +364,13 @@ class Master:
         to return, and clients `grace_s`.
         """
         if journal is None:
-            return Restored(restoration.machine)
+            return Restored(restoration.machine, restoration.volumes)
         restoration.finish(self._reactor.seconds(), return_s, grace_s)
         for text in restoration.skipped[:10]:
             log.warn("journal: a record had no effect, because of a bug in ciel: {text}", text=text)
-        return Restored(restoration.machine, journal, restoration.epoch, restoration.latest)
+        return Restored(
+            restoration.machine, restoration.volumes, journal, restoration.epoch, restoration.latest
+        )
 
     def open_journal(self) -> FileJournal:
         """Lock the directory of the journal; raises JournalError."""
