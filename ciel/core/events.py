@@ -596,7 +596,7 @@ class DismissServer(NamedTuple):
 
 
 class MastersNamed(NamedTuple):
-    """The URLs at which a client may find a master when this one has ended."""
+    """The URLs at which a client or memory server may find a master when this one has ended."""
 
     urls: tuple[str, ...]
 
@@ -755,7 +755,8 @@ FromMemory = (
     ExtentsOffered | LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | Heartbeat
 )  # fmt: skip
 ToMemory = (
-    LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer | Heartbeat
+    LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer
+    | MastersNamed | Heartbeat
 )  # fmt: skip
 VolumeRecord = VolumeCreated | VolumeRemoved | MemoryServerSeen | MemoryServerLeft | ExtentsPlaced
 InJournal = (

@@ -23,6 +23,7 @@ from ciel.core.events import (
     KeepExtents,
     LeaseAsked,
     LeaseGranted,
+    MastersNamed,
     Message,
     PeerServerLost,
     RolesTaken,
@@ -88,6 +89,7 @@ class MemoryServers:
         self._names: dict[ControlPeer, ServerId] = {}
         self._joining: dict[ControlPeer, _Facts] = {}  # their `offered` has not come yet
         self._timer: DelayedCall | None = None
+        self._masters: tuple[str, ...] = ()
         self._act()
 
     def close(self) -> None:
@@ -133,6 +135,8 @@ class MemoryServers:
             id=server, address=address, mib=extents_max * (EXTENT_BYTES >> 20), count=len(epochs),
         )  # fmt: skip
         self._peers[server], self._names[peer] = peer, server
+        if self._masters:
+            peer.send(MastersNamed(self._masters))
 
     def _said(self, peer: ControlPeer, server: ServerId, message: Message) -> None:
         volumes, now_s = self._volumes, self._now_s()
@@ -159,6 +163,12 @@ class MemoryServers:
             log.info("memory server {id} has gone: {why}", id=server, why=reason)
             self._forget(peer)
             self._act()
+
+    def name_masters(self, urls: tuple[str, ...]) -> None:
+        """Tell all servers where a master may be found when this one is gone."""
+        self._masters = urls
+        for peer in self._names:
+            peer.send(MastersNamed(urls))
 
     def _let_go(self, peer: ControlPeer) -> None:
         """Close the connection of a server, which may connect again."""

@@ -15,6 +15,7 @@ from ciel.core.events import (
     KeepExtents,
     LeaseAsked,
     LeaseGranted,
+    MastersNamed,
     Message,
     RolesTaken,
     TakeRoles,
@@ -164,6 +165,14 @@ def test_a_master_that_may_have_been_replaced_grants_no_lease() -> None:
     master.memory.may_lease = lambda: False
     master.memory.peer_said(master.peers["a"], [LeaseAsked(6)])
     assert master.peers["a"].take(LeaseGranted) == []
+
+
+def test_servers_know_where_another_master_may_be() -> None:
+    master = Master("a")
+    master.memory.name_masters(("http://a:1", "http://b:1"))
+    master.peers["b"] = master.joins("b")
+    for peer in master.peers.values():
+        assert peer.take(MastersNamed) == [MastersNamed(("http://a:1", "http://b:1"))]
 
 
 def test_a_server_joins_when_it_has_said_what_it_has() -> None:

@@ -42,6 +42,7 @@ from ciel.core.events import (
     KeepExtents,
     LeaseAsked,
     LeaseGranted,
+    MastersNamed,
     Message,
     PeerServerLost,
     RolesTaken,
@@ -119,6 +120,7 @@ class MemoryServer:
         self._closers: list[Callable[[], object]] = []
         self._pages: PageServer | None = None
         self._peer: Peer | None = None
+        self._masters: tuple[str, ...] = ()  # where one may be found when this one is gone
         self._orders: list[Message] = []
         self._is_busy = False
         self._held: dict[tuple[int, int], Holding] = {}
@@ -167,6 +169,9 @@ class MemoryServer:
             return ControlPeer(self._reactor, ticks, session, owner, recorder=recorder)
 
         reconnector = Reconnector(self._reactor, control, connect, self, retry_max_s=RETRY_MAX_S)
+        reconnector.places.alternatives = lambda: [
+            url.removeprefix("http://") for url in self._masters
+        ]
         self._closers.append(reconnector.stop)
         renewing = LoopingCall(self._renew)
         renewing.clock = self._reactor
@@ -234,6 +239,8 @@ class MemoryServer:
                     self._pages.lease((asked_us + for_us) / 1e6)
                 case AllowToken(token) if self._pages is not None:
                     self._allow(self._pages, token)
+                case MastersNamed(urls):
+                    self._masters = urls
                 case DismissServer():
                     log.info("other memory servers have all pages: this one leaves, and ends")
                     self._reactor.callLater(0, self.stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,3 +116,30 @@ def test_what_has_left_before_a_restart_does_not_come_back(
     wait_for(lambda: comparable(lenders.listed()) == before, "the same list", 20.0)
     assert [row["name"] for row in before[1]] == ["kept"]
     assert [row["server"] for row in before[0]] == sorted(servers[1:])
+
+
+@pytest.mark.slow
+def test_a_standby_that_takes_over_has_the_volumes(cluster: HandCluster, lenders: Lenders) -> None:
+    home = cluster.home
+    log = home.path / "standby.log"
+    standby = home.start(
+        "ciel-master", "--listen", "127.0.0.1:0", "--standby", cluster.url, "--access",
+        str(cluster.access), "--journal", str(home.path / "journal2"), "--log", str(log),
+    )  # fmt: skip
+    wait_for(lambda: json.loads(cluster.access.read_text()).get("standbys"), "the standby")
+    servers = [lenders.start() for _ in range(3)]
+    lenders.create("scratch", "4MiB", 2)
+    content = os.urandom(4 * MIB)
+    with open_client(cluster) as client:
+        space = client.memory("scratch", timeout_s=30.0)
+        space.write(0, content)
+        before = comparable(lenders.listed())
+        kill_master(cluster)
+        assert space.read(0, len(content)) == content
+        cluster.master = standby  # the access file names it, too
+        wait_for(lambda: comparable(lenders.listed()) == before, "the same list", 20.0)
+        lenders.kill(servers[0])
+        assert space.read(0, len(content)) == content
+        space.write(0, content[::-1])
+        assert space.read(0, len(content)) == content[::-1]
+        space.close()
