@@ -52,6 +52,12 @@ def open_client(cluster: HandCluster) -> Client:
     return Client(cluster.url, access=str(cluster.access))
 
 
+def epochs(client: Client, extents: int) -> list[int]:
+    """Return the epochs of the extents of the volume `scratch`: each decision raises one."""
+    places = [{"name": "scratch", "extent": extent} for extent in range(extents)]
+    return [client.ask("memory_place", place)["epoch"] for place in places]
+
+
 def comparable(listed: Any) -> Any:
     """Return what `ciel memory list` prints, in an order that servers do not choose."""
     return sorted(listed["servers"], key=lambda row: row["server"]), listed["volumes"]
@@ -66,10 +72,11 @@ def test_a_volume_is_read_after_the_master_and_one_of_its_servers_have_died(
     with open_client(cluster) as client:
         space = client.memory("scratch", timeout_s=30.0)
         space.write(0, content)
-        before = comparable(lenders.listed())
+        before, epochs_before = comparable(lenders.listed()), epochs(client, 4)
         kill_master(cluster)
         start_master(cluster)
         wait_for(lambda: comparable(lenders.listed()) == before, "the same list", 20.0)
+        assert epochs(client, 4) == [epoch + 1 for epoch in epochs_before]
         lenders.kill(servers[0])
         assert space.read(0, len(content)) == content
         space.write(MIB, b"after")
