@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,3 +153,27 @@ def test_a_standby_that_takes_over_has_the_volumes(cluster: HandCluster, lenders
         space.write(0, content[::-1])
         assert space.read(0, len(content)) == content[::-1]
         space.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nbdkit") is None, reason="needs nbdkit")
+@pytest.mark.skipif(shutil.which("nbdcopy") is None, reason="needs nbdcopy")
+def test_an_export_goes_on_with_the_restarted_master(
+    cluster: HandCluster, lenders: Lenders
+) -> None:
+    for _ in range(2):
+        lenders.start()
+    lenders.create("disk", "4MiB", 2)
+    home = cluster.home
+    serving = home.start("ciel", "memory", "export", "disk", "--socket", "disk.nbd", "--json")
+    assert serving.stdout is not None
+    uri = json.loads(serving.stdout.readline())["uri"]
+    content = os.urandom(4 * MIB)
+    (home.path / "image").write_bytes(content)
+    subprocess.run(["nbdcopy", "image", uri], check=True, cwd=home.path, timeout=60)
+    kill_master(cluster)
+    start_master(cluster)
+    subprocess.run(["nbdcopy", uri, "back"], check=True, cwd=home.path, timeout=60)
+    assert (home.path / "back").read_bytes() == content
+    serving.send_signal(signal.SIGINT)
+    serving.communicate(timeout=20)
