@@ -510,6 +510,12 @@ class LeaseAsked(NamedTuple):
     asked_us: int
 
 
+class ExtentsOffered(NamedTuple):
+    """All extents that a memory server has: volume, extent, epoch. Its first message."""
+
+    extents: tuple[tuple[int, int, int], ...]
+
+
 class RolesTaken(NamedTuple):
     """A memory server has carried out `TakeRoles`."""
 
@@ -590,7 +596,7 @@ class DismissServer(NamedTuple):
 
 
 class MastersNamed(NamedTuple):
-    """The URLs at which a client may find a master when this one has ended."""
+    """The URLs at which a client or memory server may find a master when this one has ended."""
 
     urls: tuple[str, ...]
 
@@ -645,6 +651,63 @@ class SuccessionChanged(NamedTuple):
     is_agreed: bool
 
 
+class VolumeCreated(NamedTuple):
+    """A volume of remote memory was created, with so many extents and copies of each.
+
+    No other volume ever gets its number.
+    """
+
+    number: int
+    name: str
+    extents: int
+    replicas: int
+
+
+class VolumeRemoved(NamedTuple):
+    """The volume of this number was removed."""
+
+    number: int
+
+
+class MemoryServerSeen(NamedTuple):
+    """A memory server has joined, at an address, and offers so many extents; or it drains now.
+
+    `number`: of the server, which other servers get when it has left.
+    """
+
+    server: str
+    number: int
+    address: str
+    extents: int
+    is_draining: bool
+
+
+class MemoryServerLeft(NamedTuple):
+    """The memory server of this number has left, and has no pages that are needed."""
+
+    number: int
+
+
+class ExtentPlaced(NamedTuple):
+    """The latest decision about an extent. `primary` and `in_sync`: numbers of servers.
+
+    `is_used`: a primary has served it, so that its servers have pages which must not be lost.
+    """
+
+    extent: int
+    epoch: int
+    is_used: bool
+    primary: int
+    in_sync: tuple[int, ...]
+
+
+class ExtentsPlaced(NamedTuple):
+    """Decisions about extents of a volume, each of which replaces the one before it."""
+
+    volume: int
+    extents: tuple[ExtentPlaced, ...]
+
+
 class JournalCompacted(NamedTuple):
     """Ends the records that a compaction has left. `jobs`: the number of jobs that were ever
     created, including removed ones.
@@ -688,13 +751,17 @@ FromWorker = (
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat
-FromMemory = LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | Heartbeat
-ToMemory = (
-    LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer | Heartbeat
+FromMemory = (
+    ExtentsOffered | LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | Heartbeat
 )  # fmt: skip
+ToMemory = (
+    LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer
+    | MastersNamed | Heartbeat
+)  # fmt: skip
+VolumeRecord = VolumeCreated | VolumeRemoved | MemoryServerSeen | MemoryServerLeft | ExtentsPlaced
 InJournal = (
     MasterStarted | SuccessionChanged | JobNoted | WorkerSeen | WorkerLeft | AttemptFailed
-    | JournalCompacted
+    | VolumeRecord | JournalCompacted
 )  # fmt: skip
 Message = (
     FromClient | ToClient | ToWorker | FromWorker | ToStandby | FromStandby | FromMemory | ToMemory

@@ -1,14 +1,14 @@
 """Serves memory servers: their connections, and the owner of the volumes (NET-1, NET-3 to NET-5).
 
-`ciel.memory.volumes` decides; this module sends its orders, and answers clients. A master that is
-restarted does not know volumes any more.
+`ciel.memory.volumes` decides; this module writes its records to the master's journal, sends its
+orders when these are durable, and answers clients.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from twisted.logger import Logger
 
@@ -18,16 +18,19 @@ from ciel.core.events import (
     ConnectServer,
     DismissServer,
     ExtentRole,
+    ExtentsOffered,
     ExtentSynced,
     KeepExtents,
     LeaseAsked,
     LeaseGranted,
+    MastersNamed,
     Message,
     PeerServerLost,
     RolesTaken,
     TakeRoles,
 )
 from ciel.core.ids import check_id
+from ciel.core.volume_table import VolumeTable
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
 from ciel.memory.volumes import (
     LEASE_S,
@@ -53,15 +56,41 @@ EXTENTS_MAX: Final = 1 << 24  # of one server: 16 TiB
 _ROLES: Final = {Role.NONE: 0, Role.PRIMARY: 1, Role.BACKUP: 2, Role.JOINING: 3}
 
 
+class Ledger(Protocol):
+    """The journal of the master, as `MasterService` offers it."""
+
+    def record(self, records: Sequence[Message]) -> None: ...
+    def call_when_durable(self, call: Callable[[], object]) -> None: ...
+
+
+class _Facts(NamedTuple):
+    """The description of itself that a memory server sends when it connects."""
+
+    server: ServerId
+    address: str
+    extents_max: int
+
+
 class MemoryServers:
     """The connections of memory servers. Implements the callbacks of their peers."""
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(
+        self, reactor: Any, ledger: Ledger, table: VolumeTable, fence_s: float = LEASE_S
+    ) -> None:
+        """`table`: what the journal says. `fence_s`: after this time, no server has a lease of an
+        earlier master.
+        """
+        self.may_lease: Callable[[], bool] = lambda: True
+        """Whether no other master can have taken over: only then servers get leases."""
         self._reactor = reactor
-        self._volumes = Volumes()
+        self._ledger = ledger
+        self._volumes = Volumes.restored(table, self._now_s(), fence_s)
         self._peers: dict[ServerId, ControlPeer] = {}
         self._names: dict[ControlPeer, ServerId] = {}
+        self._joining: dict[ControlPeer, _Facts] = {}  # their `offered` has not come yet
         self._timer: DelayedCall | None = None
+        self._masters: tuple[str, ...] = ()
+        self._act()
 
     def close(self) -> None:
         if self._timer is not None and self._timer.active():
@@ -73,35 +102,49 @@ class MemoryServers:
         assert peer.hello is not None
         about = peer.hello.about
         try:
-            server, address = check_id(about.get("server")), _address(about.get("address"))
-            extents_max = _whole(about.get("extents"), 1, EXTENTS_MAX)
-            if server in self._peers:
-                self._let_go(self._peers[server])
-            self._volumes.join(server, address, extents_max, self._now_s())
+            self._joining[peer] = _Facts(
+                check_id(about.get("server")), _address(about.get("address")),
+                _whole(about.get("extents"), 1, EXTENTS_MAX),
+            )  # fmt: skip
+        except CielError as error:
+            peer.refuse(str(error))
+
+    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, ExtentsOffered):
+                self._join(peer, message)
+            elif peer in self._names:
+                self._said(peer, self._names[peer], message)
+        self._act()
+
+    def _join(self, peer: ControlPeer, offered: ExtentsOffered) -> None:
+        facts = self._joining.pop(peer, None)
+        if facts is None:
+            return
+        server, address, extents_max = facts
+        if server in self._peers:
+            self._let_go(self._peers[server])
+        epochs = {(volume, extent): epoch for volume, extent, epoch in offered.extents}
+        try:
+            self._volumes.join(server, address, extents_max, epochs, self._now_s())
         except CielError as error:
             peer.refuse(str(error))
             return
         log.info(
-            "memory server {id} at {address} offers {mib} MiB",
-            id=server, address=address, mib=extents_max * (EXTENT_BYTES >> 20),
+            "memory server {id} at {address} offers {mib} MiB, and has {count} extents",
+            id=server, address=address, mib=extents_max * (EXTENT_BYTES >> 20), count=len(epochs),
         )  # fmt: skip
         self._peers[server], self._names[peer] = peer, server
-        self._act()
-
-    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
-        server = self._names.get(peer)
-        if server is None:
-            return
-        for message in messages:
-            self._said(peer, server, message)
-        self._act()
+        if self._masters:
+            peer.send(MastersNamed(self._masters))
 
     def _said(self, peer: ControlPeer, server: ServerId, message: Message) -> None:
         volumes, now_s = self._volumes, self._now_s()
         match message:
             case LeaseAsked(asked_us):
                 volumes.renew(server, now_s)
-                peer.send(LeaseGranted(asked_us, round(LEASE_S * 1e6)))
+                if self.may_lease():
+                    peer.send(LeaseGranted(asked_us, round(LEASE_S * 1e6)))
             case RolesTaken(number):
                 volumes.told(server, number, now_s)
             case ExtentSynced(volume, extent, epoch, number):
@@ -114,11 +157,18 @@ class MemoryServers:
         """Do nothing: messages to memory servers are few."""
 
     def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+        self._joining.pop(peer, None)
         server = self._names.get(peer)
         if server is not None:
             log.info("memory server {id} has gone: {why}", id=server, why=reason)
             self._forget(peer)
             self._act()
+
+    def name_masters(self, urls: tuple[str, ...]) -> None:
+        """Tell all servers where a master may be found when this one is gone."""
+        self._masters = urls
+        for peer in self._names:
+            peer.send(MastersNamed(urls))
 
     def _let_go(self, peer: ControlPeer) -> None:
         """Close the connection of a server, which may connect again."""
@@ -210,12 +260,16 @@ class MemoryServers:
     # --- orders -----------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        """Send the orders of the state, and plan its next tick."""
-        while orders := self._volumes.take_orders():
+        """Write the records of the state, carry out its orders, and plan its next tick."""
+        while True:
+            orders, records = self._volumes.take_orders(), self._volumes.take_records()
+            if not orders and not records:
+                break
+            self._ledger.record(records)
             for order in orders:
                 peer = None if isinstance(order, Moved) else self._peers.get(order.server)
                 if peer is not None:
-                    self._send(peer, order)
+                    self._carry_out(peer, order)
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         due_s = self._volumes.due_s()
@@ -227,22 +281,32 @@ class MemoryServers:
         self._volumes.tick(self._now_s())
         self._act()
 
-    def _send(self, peer: ControlPeer, order: Order) -> None:
+    def _carry_out(self, peer: ControlPeer, order: Order) -> None:
         match order:
-            case Connect(peer=server):
-                known = self._volumes.servers.get(server)
+            case Connect(server, other):
+                known = self._volumes.servers.get(other)
                 if known is not None:
-                    token = self._token(server)
-                    peer.send(ConnectServer(known.number, known.address, token))
-            case Hold(number=number, holdings=holdings):
-                peer.send(TakeRoles(number, tuple([self._role(held) for held in holdings])))
-            case Retain(extents=extents):
-                peer.send(KeepExtents(extents))
-            case Dismiss():
-                peer.send(DismissServer())
-            case Expel():
-                log.info("memory server {id} was silent, and has to join again", id=order.server)
+                    token = self._token(other)
+                    self._send(peer, server, ConnectServer(known.number, known.address, token))
+            case Hold(server, number, holdings):
+                roles = tuple([self._role(held) for held in holdings])
+                self._send(peer, server, TakeRoles(number, roles))
+            case Retain(server, extents):
+                self._send(peer, server, KeepExtents(extents))
+            case Dismiss(server):
+                self._send(peer, server, DismissServer())
+            case Expel(server):
+                log.info("memory server {id} was silent, and has to join again", id=server)
                 self._let_go(peer)
+
+    def _send(self, peer: ControlPeer, server: ServerId, message: Message) -> None:
+        """Send an order when the decision about it is durable, if the server is still there."""
+
+        def send() -> None:
+            if self._names.get(peer) == server:
+                peer.send(message)
+
+        self._ledger.call_when_durable(send)
 
     def _role(self, held: Holding) -> ExtentRole:
         def numbers(servers: Iterable[ServerId]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import ctypes
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -215,14 +215,14 @@ class MasterService:
             )
         elif session.may_be_unknown:
             self._replace_connection(session, peer)
-            self._call_when_durable(partial(self._continue, session, peer))
+            self.call_when_durable(partial(self._continue, session, peer))
         elif type(received) is not int or not session.take_confirmation(received):
             peer.refuse(f"this {who} resumed its session with impossible counts")
         elif not session.can_resume:
             peer.refuse(f"this {who} read too slowly: too many messages waited for it")
         else:
             self._replace_connection(session, peer)
-            self._call_when_durable(partial(self._continue, session, peer))
+            self.call_when_durable(partial(self._continue, session, peer))
             now_s = self._reactor.seconds()
             self.machine.worker_heard(session.name, now_s, now_s)  # ignored for clients
             log.info("{name} has reconnected", name=session.name)
@@ -309,7 +309,7 @@ class MasterService:
                     self._drop_sender(name, message, from_worker)
         if isinstance(session, PeerSession):
             session.count(counted)
-            self._call_when_durable(partial(session.may_confirm, session.received))
+            self.call_when_durable(partial(session.may_confirm, session.received))
         self._ticks.at_end(self._end_tick)
 
     def _drop_sender(self, name: str, message: Message, from_worker: bool) -> None:
@@ -533,7 +533,7 @@ class MasterService:
         for call in caused.calls:
             call()
 
-    def _call_when_durable(self, call: Callable[[], object]) -> None:
+    def call_when_durable(self, call: Callable[[], object]) -> None:
         """Call a function when everything that has happened so far is durable."""
         if self._write_ahead.must_wait(self.machine.journal):
             self._write_ahead.call_after_tick(call)
@@ -541,10 +541,15 @@ class MasterService:
         else:
             call()
 
+    def record(self, records: Sequence[Message]) -> None:
+        """Write records at the end of this tick, before what depends on them leaves."""
+        self.machine.journal.extend(records)
+        self._ticks.at_end(self._end_tick)
+
     def when_durable(self) -> Deferred[None]:
         """Return a Deferred that fires when everything that has happened so far is durable."""
         done: Deferred[None] = Deferred()
-        self._call_when_durable(lambda: done.callback(None))
+        self.call_when_durable(lambda: done.callback(None))
         return done
 
     def _note_bug(self, what: str, error: Exception) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -26,6 +26,7 @@ from ciel.master.succession.candidacy import VoterAnswer
 from ciel.master.succession.feed import Feed
 from ciel.master.succession.tenure import (
     BEAT_INTERVAL_S,
+    SILENT_MAX_S,
     AnnounceMasters,
     NameSuccession,
     Order,
@@ -33,12 +34,17 @@ from ciel.master.succession.tenure import (
     Tenure,
 )
 from ciel.master.voters import Voters
+from ciel.memory.volumes import LEASE_S
 from ciel.net.control import ControlPeer
 from ciel.wire.errors import DecodeError
 from ciel.wire.limits import PART_BYTES
 from ciel.wire.masters import ballot_from_json, ballot_to_json
 
 log = Logger(__name__)
+
+RIVAL_S: Final = SILENT_MAX_S + 2 * BEAT_INTERVAL_S + LEASE_S
+"""After this time, no memory server has a lease of a master that was replaced. That master stops
+granting leases when it notices that its standby is silent."""
 
 
 class Follower:

@@ -66,6 +66,7 @@ struct extent {
     uint64_t volume;
     uint32_t number;
     uint32_t epoch;
+    uint64_t copy;           /* another number when the pages were forgotten and fetched again */
     uint8_t role;
     uint8_t backup_count;
     uint8_t backups[BACKUPS_MAX];
@@ -89,6 +90,7 @@ struct session {
     struct session *next;
     uint64_t number;
     uint64_t last_id; /* of its last completed write */
+    uint64_t copy;    /* of the extent that has this write */
 };
 
 struct token {
@@ -115,7 +117,7 @@ struct page_server {
     struct connection *peers[PEERS_MAX];
     int unacknowledged[PEERS_MAX]; /* frames of syncs */
     struct sync *syncs;
-    uint64_t sequence;
+    uint64_t sequence, copies;
     double lease_until_s;
 
     struct event *events; /* a ring */
@@ -284,12 +286,22 @@ static struct session *session_of(struct page_server *server, uint64_t number)
     return session;
 }
 
-static void completed(struct page_server *server, uint64_t number, uint64_t id)
+static void completed(struct page_server *server, const struct extent *extent, uint64_t number,
+                      uint64_t id)
 {
     struct session *session = session_of(server, number);
 
-    if (session != NULL && session->last_id < id)
+    if (session != NULL && session->last_id <= id) {
         session->last_id = id;
+        session->copy = extent->copy;
+    }
+}
+
+/* Whether a write is in the pages of an extent. A backup may have taken over a write that never
+ * took effect, and then forgotten it with the pages. */
+static int is_completed(const struct session *session, const struct extent *extent, uint64_t id)
+{
+    return id < session->last_id || (id == session->last_id && session->copy == extent->copy);
 }
 
 /* --- connections ------------------------------------------------------------------------------ */
@@ -436,7 +448,7 @@ static void complete(struct page_server *server, struct extent *extent)
             reply(server, done->from, frame, STATUS_NO_SPACE);
         } else {
             apply(server, extent, first, (int)frame->count, done->payload);
-            completed(server, frame->session, frame->id);
+            completed(server, extent, frame->session, frame->id);
             reply(server, done->from, frame, STATUS_OK);
         }
         forget(done);
@@ -493,8 +505,8 @@ static void write_pages(struct page_server *server, struct connection *from, str
         return;
     }
     session = session_of(server, from->session);
-    if (session != NULL && frame->id <= session->last_id) { /* its reply was lost (KVB-3) */
-        reply(server, from, frame, STATUS_OK);
+    if (session != NULL && is_completed(session, extent, frame->id)) {
+        reply(server, from, frame, STATUS_OK); /* the earlier reply was lost (KVB-3) */
         return;
     }
     pending = earlier(extent, frame);
@@ -515,7 +527,7 @@ static void write_pages(struct page_server *server, struct connection *from, str
     }
     if (extent->backup_count == 0 && extent->first == NULL) { /* nothing to wait for */
         apply(server, extent, first, (int)frame->count, payload);
-        completed(server, frame->session, frame->id);
+        completed(server, extent, frame->session, frame->id);
         reply(server, from, frame, STATUS_OK);
         return;
     }
@@ -592,7 +604,7 @@ static void follow(struct page_server *server, struct connection *from, const st
     extent->epoch = frame->epoch; /* from now on, an earlier primary is refused */
     apply(server, extent, first, (int)frame->count, payload);
     if (frame->op != OP_SYNC)
-        completed(server, frame->session, frame->id);
+        completed(server, extent, frame->session, frame->id);
     reply(server, from, frame, STATUS_OK);
 }
 
@@ -1136,6 +1148,7 @@ static struct extent *add_extent(struct page_server *server, const struct holdin
         return NULL;
     extent->volume = holding->volume;
     extent->number = holding->extent;
+    extent->copy = ++server->copies;
     extent->last = &extent->first;
     extent->next = *bucket;
     *bucket = extent;

@@ -11,19 +11,37 @@ stale reads are those of docs/protocol/memory.md. This module keeps them as foll
   decision, with a higher epoch.
 - `in_sync` never becomes empty. If all of them have gone, the extent is unavailable until one of
   them comes back. A server that was started again is another one.
+
+An owner that is restarted continues from its records (`take_records`). They are durable before the
+orders that depend on them leave, so the records are never behind what servers were ordered. Then no
+server acts as primary until the leases of the earlier owner have ended, and a server that returns
+is primary of nothing until it gets a new order. The owner waits for its servers before it takes
+their copies for lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from math import inf
 from typing import Final, NamedTuple
 
 from ciel.core.errors import CielError
+from ciel.core.events import (
+    ExtentPlaced,
+    MemoryServerLeft,
+    MemoryServerSeen,
+    VolumeCreated,
+    VolumeRecord,
+    VolumeRemoved,
+)
+from ciel.core.volume_table import VolumeTable, placed_records
 
 LEASE_S: Final = 0.4
 """How long a server may act as primary after it has asked for its lease."""
 RENEWAL_S: Final = 0.1
+RETURN_S: Final = 3.0
+"""How long a restarted owner waits for its servers: they try to reconnect each second at least."""
 SERVERS_MAX: Final = 64
 REPLICAS_MAX: Final = 4
 SYNCS_MAX: Final = 64
@@ -137,6 +155,7 @@ class _Stage(Enum):
     FOLLOWERS = "followers"  # joining servers forget their pages
     PRIMARY = "primary"  # the primary takes over
     UNAVAILABLE = "unavailable"
+    RETURNING = "returning"  # a restarted owner waits for its servers
 
     __hash__ = object.__hash__
 
@@ -145,8 +164,8 @@ class Extent:
     """One extent of a volume."""
 
     __slots__ = (
-        "epoch", "fenced_until_s", "in_sync", "joining", "key", "leaving", "primary", "serving",
-        "stage", "waits",
+        "epoch", "fenced_until_s", "in_sync", "is_lost", "is_used", "joining", "key", "leaving",
+        "primary", "serving", "stage", "waits",
     )  # fmt: skip
 
     def __init__(self, key: ExtentKey, servers: Sequence[ServerId]) -> None:
@@ -160,6 +179,8 @@ class Extent:
         self.serving: ServerId | None = None  # may act as primary now, unless its lease has ended
         self.fenced_until_s = 0.0
         self.waits: set[ServerId] = set()  # for the answers of these servers
+        self.is_used = False  # a primary has served it: its servers have pages
+        self.is_lost = False  # its last server has returned without its pages
 
     @property
     def holders(self) -> set[ServerId]:
@@ -179,8 +200,8 @@ class Volume:
 class Volumes:
     """All volumes and servers.
 
-    The caller carries out `take_orders` after each call, in their order for each server. It calls
-    `tick` at `due_s`.
+    After each call, the caller takes the records and the orders. It carries out the orders, in
+    their order, when these records and all earlier ones are durable. It calls `tick` at `due_s`.
     """
 
     def __init__(self) -> None:
@@ -200,6 +221,73 @@ class Volumes:
         self._syncing: set[Extent] = set()
         self._moved: dict[int, None] = {}
         self._next_volume = 1
+        self._records: list[VolumeRecord] = []
+        self._changed: dict[Extent, None] = {}  # since the last call of `take_records`
+        self._seen: dict[ServerId, MemoryServerSeen] = {}  # as the records describe the servers
+        self._started_s = 0.0
+        self._awaited: set[ServerId] = set()  # servers of the earlier owner
+        self._return_until_s = 0.0
+        self._fenced_until_s = 0.0  # until then, a server may have a lease of the earlier owner
+
+    @classmethod
+    def restored(cls, table: VolumeTable, now_s: float, fence_s: float = LEASE_S) -> Volumes:
+        """Return the state that a journal describes; its servers have `RETURN_S` to return.
+
+        `fence_s`: after this time, all leases of the earlier owner have ended.
+        """
+        volumes = cls()
+        volumes._started_s = now_s
+        volumes._return_until_s, volumes._fenced_until_s = now_s + RETURN_S, now_s + fence_s
+        volumes._next_volume = table.last_volume + 1
+        for seen in table.servers.values():
+            server = Server(seen.server, seen.number, seen.address, seen.extents)
+            server.is_here, server.is_draining = False, seen.is_draining
+            volumes.servers[server.id], volumes._seen[server.id] = server, seen
+        volumes._awaited = set(volumes.servers)
+        for created in table.volumes.values():
+            volume = Volume(created.number, created.name, created.replicas)
+            volumes.volumes[created.name] = volumes._by_number[created.number] = volume
+            for number in range(created.extents):
+                placed = table.extents[created.number][number]
+                volume.extents.append(volumes._returning(created.number, placed, table))
+        return volumes
+
+    def _returning(self, volume: int, placed: ExtentPlaced, table: VolumeTable) -> Extent:
+        """Return an extent that waits for its servers.
+
+        Joining servers are not among them: they lack pages, and forget them when they return.
+        """
+        in_sync = [table.servers[number].server for number in placed.in_sync]
+        extent = Extent((volume, placed.extent), in_sync)
+        primary = table.servers.get(placed.primary)
+        extent.primary = "" if primary is None else primary.server
+        extent.epoch, extent.is_used = placed.epoch, placed.is_used
+        extent.stage, extent.fenced_until_s = _Stage.RETURNING, inf
+        for server_id in in_sync:
+            self.servers[server_id].held.add(extent.key)
+        return extent
+
+    def take_records(self) -> list[VolumeRecord]:
+        """Return and remove the records for the journal."""
+        placed: dict[int, list[ExtentPlaced]] = {}
+        for extent in self._changed:
+            if self._exists(extent.key):
+                placed.setdefault(extent.key[0], []).append(self._placed(extent))
+        self._changed.clear()
+        records, self._records = self._records, []
+        for volume, extents in placed.items():
+            records += placed_records(volume, extents)
+        return records
+
+    def _placed(self, extent: Extent) -> ExtentPlaced:
+        primary = self.servers.get(extent.primary)
+        return ExtentPlaced(
+            extent.key[1],
+            extent.epoch,
+            extent.is_used,
+            SERVERS_MAX if primary is None else primary.number,
+            tuple(sorted(self.servers[each].number for each in extent.in_sync)),
+        )
 
     def take_orders(self) -> list[Order]:
         """Return and remove the orders."""
@@ -219,8 +307,18 @@ class Volumes:
 
     # --- servers ----------------------------------------------------------------------------------
 
-    def join(self, server_id: ServerId, address: str, extents_max: int, now_s: float) -> None:
-        """Add a new server, or one that returns; raises VolumeError if there are too many."""
+    def join(
+        self,
+        server_id: ServerId,
+        address: str,
+        extents_max: int,
+        offered: Mapping[ExtentKey, int],
+        now_s: float,
+    ) -> None:
+        """Add a server that is new or returns; raises VolumeError if there are too many.
+
+        `offered`: the extents that it has, with their epochs.
+        """
         self.gone(server_id, now_s)
         server = self.servers.get(server_id)
         if server is None:
@@ -231,11 +329,47 @@ class Volumes:
             server = self.servers[server_id] = Server(server_id, number, address, extents_max)
         server.address, server.is_here = address, True
         server.lease_until_s = now_s + LEASE_S
+        self._see(server)
         self._orders.append(Retain(server_id, tuple(sorted(server.held))))
+        self._awaited.discard(server_id)
+        if not self._awaited:
+            self._end_fence(now_s)
         for key in sorted(server.held):
-            self._decide(self._extent(key), now_s)
+            extent = self._extent(key)
+            if offered.get(key, 0) > extent.epoch:  # the journal has lost durable records
+                extent.epoch = offered[key]
+                self._changed[extent] = None
+            if extent.is_used and key not in offered and server_id in extent.in_sync:
+                self._lacks(extent, server_id)
+            self._decide(extent, now_s)
+        if server.is_draining and not server.held:
+            self._orders.append(Dismiss(server_id))
         self._has_room()
         self._repair(now_s)
+
+    def _see(self, server: Server) -> None:
+        """Record a server, if it has changed."""
+        seen = MemoryServerSeen(
+            server.id, server.number, server.address, server.extents_max, server.is_draining
+        )
+        if self._seen.get(server.id) != seen:
+            self._seen[server.id] = seen
+            self._records.append(seen)
+
+    def _end_fence(self, now_s: float) -> None:
+        """Wait no longer: no server that is away has a lease of the earlier owner."""
+        until_s = max(now_s, self._started_s + LEASE_S)  # it may have left before it was recorded
+        self._fenced_until_s = min(self._fenced_until_s, until_s)
+        for extent in self._fencing:
+            if extent.serving is None:
+                extent.fenced_until_s = min(extent.fenced_until_s, self._fenced_until_s)
+
+    def _lacks(self, extent: Extent, server_id: ServerId) -> None:
+        """Note that a server has returned without pages that it had."""
+        if len(extent.in_sync) > 1:
+            self._without(extent, server_id)
+        else:
+            extent.is_lost = True
 
     def renew(self, server_id: ServerId, now_s: float) -> None:
         """Renew a server's lease, from the moment at which it has asked."""
@@ -258,9 +392,15 @@ class Volumes:
                 self._has_left(extent, server)
             if server_id in extent.holders or server_id in extent.waits:
                 self._decide(extent, now_s)
-        if not server.held:
-            del self.servers[server_id]
+        self._forget_if_empty(server)
         self._repair(now_s)
+
+    def _forget_if_empty(self, server: Server) -> None:
+        """Forget a server that has left, and has no pages."""
+        if not server.held and not server.is_here and server.id not in self._awaited:
+            del self.servers[server.id]
+            if self._seen.pop(server.id, None) is not None:
+                self._records.append(MemoryServerLeft(server.number))
 
     def drain(self, server_id: ServerId, now_s: float) -> None:
         """Move everything away from a server; then dismiss it. Raises VolumeError."""
@@ -268,6 +408,7 @@ class Volumes:
         if server is None or not server.is_here:
             raise VolumeError(f"there is no memory server {server_id}")
         server.is_draining = True
+        self._see(server)
         self._short |= dict.fromkeys(self._extent(key) for key in server.held)
         if not server.held:
             self._orders.append(Dismiss(server_id))
@@ -295,6 +436,7 @@ class Volumes:
             placed.append(chosen)
         self._next_volume += 1
         self.volumes[name] = self._by_number[volume.number] = volume
+        self._records.append(VolumeCreated(volume.number, name, extents, replicas))
         for number, chosen in enumerate(placed):
             extent = Extent((volume.number, number), chosen)
             volume.extents.append(extent)
@@ -307,6 +449,7 @@ class Volumes:
         """Remove a volume and its pages; raises VolumeError."""
         volume = self.named(name)
         del self.volumes[name]
+        self._records.append(VolumeRemoved(volume.number))
         for extent in volume.extents:
             self._short.pop(extent, None)
             self._crowded.pop(extent, None)
@@ -316,7 +459,10 @@ class Volumes:
             for server in self.servers.values():
                 if extent.key in server.held:
                     server.held.discard(extent.key)
-                    self._hold(server.id, Holding(*extent.key, extent.epoch, Role.NONE))
+                    if server.is_here:  # else `Retain` names the rest when it returns
+                        self._hold(server.id, Holding(*extent.key, extent.epoch, Role.NONE))
+        for server in list(self.servers.values()):
+            self._forget_if_empty(server)
         self._has_room()
         del self._by_number[volume.number]
         self._moved[volume.number] = None
@@ -341,6 +487,8 @@ class Volumes:
             return Place(extent.epoch, self.servers[extent.primary].address, "")
         if extent.stage is _Stage.UNAVAILABLE:
             gone = ", ".join(sorted(extent.in_sync))
+            if extent.is_lost:
+                return Place(extent.epoch, "", f"memory server {gone} has lost its pages")
             return Place(extent.epoch, "", f"memory server {gone} is gone, which has its pages")
         return Place(extent.epoch, "", "")
 
@@ -368,6 +516,7 @@ class Volumes:
         if extent.epoch == epoch and extent.primary == primary and backup in extent.joining:
             extent.joining.discard(backup)
             extent.in_sync.add(backup)
+            self._changed[extent] = None
             if not extent.joining:
                 self._syncing.discard(extent)
             self._short[extent] = None
@@ -379,6 +528,8 @@ class Volumes:
         server = self.servers.get(primary)
         for key in list(server.held) if server is not None else ():
             extent = self._extent(key)
+            if extent.stage is _Stage.RETURNING:
+                continue  # it was a connection of the earlier owner's time
             if extent.primary == primary and backup in extent.holders:
                 self._without(extent, backup)
                 self._decide(extent, now_s)
@@ -390,6 +541,7 @@ class Volumes:
         """Return when `tick` has to be called next."""
         times = [server.lease_until_s for server in self.servers.values() if server.is_here]
         times += [extent.fenced_until_s for extent in self._fencing]
+        times += [self._return_until_s] if self._awaited else []
         return min(times, default=None)
 
     def tick(self, now_s: float) -> None:
@@ -402,17 +554,35 @@ class Volumes:
             self._fencing.pop(extent, None)
             extent.serving = None
             self._next_stage(extent, now_s)
+        if self._awaited and now_s >= self._return_until_s:
+            self._end_return(now_s)
+
+    def _end_return(self, now_s: float) -> None:
+        """Continue without the servers of the earlier owner that have not returned."""
+        missing, self._awaited = sorted(self._awaited), set()
+        for volume in self._by_number.values():
+            for extent in volume.extents:
+                if extent.stage is _Stage.RETURNING:
+                    self._decide(extent, now_s)
+        for server_id in missing:
+            self._forget_if_empty(self.servers[server_id])
+        self._repair(now_s)
 
     # --- decisions --------------------------------------------------------------------------------
 
     def _decide(self, extent: Extent, now_s: float) -> None:
         """Begin a new decision about an extent, from the present knowledge."""
-        here = [s for s in sorted(extent.in_sync) if self._is_here(s)]
         untold = extent.waits - {extent.primary} - extent.leaving
+        if extent.stage is _Stage.RETURNING:
+            if self._awaited & extent.in_sync:
+                return
+            untold = set(extent.in_sync)  # an order of the earlier owner may not have left
+        here = [s for s in sorted(extent.in_sync) if self._is_here(s) and not extent.is_lost]
         for server_id in [s for s in sorted(extent.joining) if not self._is_here(s)]:
             self._without(extent, server_id)
         if not here:
             extent.epoch += 1
+            self._changed[extent] = None
             extent.stage = _Stage.UNAVAILABLE
             extent.waits = set()
             self._moved[extent.key[0]] = None
@@ -444,6 +614,7 @@ class Volumes:
         """Take an extent away from a server, whose pages it does not need."""
         extent.in_sync.discard(server_id)
         extent.joining.discard(server_id)
+        self._changed[extent] = None
         if not extent.joining:
             self._syncing.discard(extent)
         self._short[extent] = None
@@ -470,6 +641,7 @@ class Volumes:
     def _begin(self, extent: Extent, new: Iterable[ServerId], now_s: float) -> None:
         """Begin a decision: `new` servers get a role before the primary does."""
         extent.epoch += 1
+        self._changed[extent] = None
         self._moved[extent.key[0]] = None
         self._fencing.pop(extent, None)
         extent.waits = set()
@@ -484,18 +656,21 @@ class Volumes:
     def _fence(self, extent: Extent, now_s: float) -> None:
         """Wait until an earlier primary cannot act any more: it says so, or its lease has ended."""
         earlier = extent.serving
-        if earlier is None or earlier == extent.primary:
+        if earlier == extent.primary:
             return
-        server = self.servers.get(earlier)
-        if server is not None and server.is_here:
+        server = None if earlier is None else self.servers.get(earlier)
+        if earlier is None:  # nobody, or a server that has its role from the earlier owner
+            extent.fenced_until_s = min(extent.fenced_until_s, self._fenced_until_s)
+        elif server is not None and server.is_here:
             self._hold(earlier, Holding(*extent.key, extent.epoch, Role.NONE))
             extent.waits.add(earlier)
             extent.leaving.add(earlier)
             server.held.add(extent.key)
+            return
         else:
             extent.fenced_until_s = now_s + LEASE_S if server is None else server.lease_until_s
-            if extent.fenced_until_s > now_s:
-                self._fencing[extent] = None
+        if extent.fenced_until_s > now_s:
+            self._fencing[extent] = None
 
     def _next_stage(self, extent: Extent, now_s: float) -> None:
         if extent.waits or extent.stage is _Stage.UNAVAILABLE:
@@ -505,6 +680,9 @@ class Volumes:
             return
         if extent.stage is _Stage.PRIMARY:
             extent.stage = _Stage.READY
+            if not extent.is_used:
+                extent.is_used = True
+                self._changed[extent] = None
             self._moved[extent.key[0]] = None
             self._short[extent] = None
             return

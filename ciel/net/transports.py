@@ -412,9 +412,9 @@ class Caller(Owner, Protocol):
 class Reconnector:
     """Keeps a connection to one address, and reconnects when it has ended.
 
-    The delay grows from 0.1 s to 5 s while connections fail, or end within a second. `build` gets
-    the owner for the new peer, which is this object. It passes events of opened connections, and
-    refusals, on to its `caller`. `stop` does not close an open connection.
+    The delay grows from 0.1 s to `retry_max_s` while connections fail, or end within a second.
+    `build` gets the owner for the new peer, which is this object. It passes events of opened
+    connections, and refusals, on to its `caller`. `stop` does not close an open connection.
     """
 
     def __init__(
@@ -425,6 +425,7 @@ class Reconnector:
         caller: Caller,
         *,
         chance: Callable[[], float] = random.random,
+        retry_max_s: float = RETRY_MAX_S,
     ) -> None:
         self.places = Places(address)
         """Where to connect next."""
@@ -432,6 +433,7 @@ class Reconnector:
         self._build = build
         self._caller = caller
         self._chance = chance
+        self._retry_max_s = retry_max_s
         self._delay_s = RETRY_MIN_S
         self._logged_reason = ""
         self._opened_at_s = 0.0
@@ -510,5 +512,5 @@ class Reconnector:
         # Random delays, so that a hundred workers do not reconnect to a new master at once.
         self.places.failed(self._reactor.seconds())
         delay_s = self._delay_s * (0.75 + 0.5 * self._chance())
-        self._delay_s = min(RETRY_FACTOR * self._delay_s, RETRY_MAX_S)
+        self._delay_s = min(RETRY_FACTOR * self._delay_s, self._retry_max_s)
         self._timer = self._reactor.callLater(delay_s, self._connect)

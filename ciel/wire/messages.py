@@ -34,7 +34,10 @@ from ciel.core.events import (
     DismissWorker,
     DrainWorker,
     DropObjects,
+    ExtentPlaced,
     ExtentRole,
+    ExtentsOffered,
+    ExtentsPlaced,
     ExtentSynced,
     FromClient,
     FromMemory,
@@ -57,6 +60,8 @@ from ciel.core.events import (
     MastersNamed,
     MasterStarted,
     MeetWorkers,
+    MemoryServerLeft,
+    MemoryServerSeen,
     Message,
     Neighbour,
     NotCopied,
@@ -84,6 +89,8 @@ from ciel.core.events import (
     ToMemory,
     ToStandby,
     ToWorker,
+    VolumeCreated,
+    VolumeRemoved,
     WantObjects,
     WatchJob,
     WorkerLeft,
@@ -290,6 +297,29 @@ def _read_extents(value: Any) -> tuple[tuple[int, int], ...]:
     return tuple([(_count(volume), _count(extent)) for volume, extent in value])
 
 
+def _write_placed(placed: Iterable[ExtentPlaced]) -> list[list[Any]]:
+    return [[p.extent, p.epoch, int(p.is_used), p.primary, p.in_sync] for p in placed]
+
+
+def _read_placed(value: Any) -> tuple[ExtentPlaced, ...]:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 5 for i in value):
+        raise DecodeError("decisions about extents must be lists of five fields")
+    return tuple([
+        ExtentPlaced(
+            _count(extent), _count(epoch), _flag(is_used), _count(primary), _read_numbers(in_sync)
+        )
+        for extent, epoch, is_used, primary, in_sync in value
+    ])  # fmt: skip
+
+
+def _read_offered(value: Any) -> tuple[tuple[int, int, int], ...]:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 3 for i in value):
+        raise DecodeError("offered extents must be lists of three numbers")
+    return tuple(
+        [(_count(volume), _count(extent), _count(epoch)) for volume, extent, epoch in value]
+    )
+
+
 class FieldCodec(NamedTuple):
     """Encodes and decodes one field of a message.
 
@@ -339,6 +369,8 @@ FAULT = FieldCodec(("TaskFault",), list, _read_fault)
 SUCCESSION = FieldCodec(("Succession",), succession_to_json, succession_from_json)
 ROLES = FieldCodec(("tuple[ExtentRole, ...]",), _pairs, _read_roles)
 EXTENTS = FieldCodec(("tuple[tuple[int, int], ...]",), _pairs, _read_extents)
+OFFERED = FieldCodec(("tuple[tuple[int, int, int], ...]",), _pairs, _read_offered)
+PLACED = FieldCodec(("tuple[ExtentPlaced, ...]",), _write_placed, _read_placed)
 LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
 
 _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
@@ -379,7 +411,13 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     WorkerSeen: ("worker_seen", (TEXT, TEXT)),
     WorkerLeft: ("worker_left", (TEXT,)),
     AttemptFailed: ("attempt_failed", (ID, COUNT, TEXT, FAULT, FLAG)),
+    VolumeCreated: ("volume", (COUNT, TEXT, COUNT, COUNT)),
+    VolumeRemoved: ("volume_removed", (COUNT,)),
+    MemoryServerSeen: ("memory_seen", (TEXT, COUNT, TEXT, COUNT, FLAG)),
+    MemoryServerLeft: ("memory_left", (COUNT,)),
+    ExtentsPlaced: ("placed", (COUNT, PLACED)),
     JournalCompacted: ("compacted", (COUNT,)),
+    ExtentsOffered: ("offered", (OFFERED,)),
     LeaseAsked: ("lease_asked", (COUNT,)),
     RolesTaken: ("roles_taken", (COUNT,)),
     ExtentSynced: ("synced", (COUNT, COUNT, COUNT, COUNT)),

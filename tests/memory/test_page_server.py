@@ -369,6 +369,24 @@ def test_a_repeated_request_takes_effect_once(pair: tuple[Server, Server]) -> No
     assert second.read(0) == page("second")
 
 
+def test_a_write_that_a_server_has_forgotten_with_its_pages_is_not_answered_as_done(
+    make: Make,
+) -> None:
+    """The backup has taken it over, and the primary has never completed it."""
+    server = make()
+    server.hold(Role.BACKUP)
+    caller, peer = Caller(server), Caller(server, 0)
+    peer.send(FORWARD, 0, [page("a")], id=1, session=caller.session)
+    assert peer.reply().status == OK
+    server.hold(Role.JOINING, 2)
+    server.hold(Role.PRIMARY, 3)
+    caller.epoch = 3
+    assert caller.read(0) == ZEROS
+    caller.send(WRITE, 0, [page("a")], id=1)
+    assert caller.reply().status == OK
+    assert caller.read(0) == page("a")
+
+
 def test_a_request_that_is_repeated_while_it_waits_is_answered_once(make: Make) -> None:
     primary = make()
     primary.hold(Role.PRIMARY, 1, (3,))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from ciel.core.events import MemoryServerLeft, VolumeRecord
+from ciel.core.volume_table import VolumeTable
 from ciel.memory.volumes import (
     LEASE_S,
+    RETURN_S,
     Connect,
     Dismiss,
     Expel,
+    ExtentKey,
     Hold,
     Holding,
     Moved,
@@ -30,19 +34,43 @@ class Owner:
         self.now_s = 0.0
         self.extents_max = extents_max
         self.orders: list[Order] = []
+        self.records: list[VolumeRecord] = []
+        self.offered: dict[str, dict[ExtentKey, int]] = {}  # what each server has
         for server in servers:
             self.joins(server)
 
     def joins(self, server: str) -> None:
-        self.volumes.join(server, f"{server}:1", self.extents_max, self.now_s)
+        offered = self.offered.setdefault(server, {})
+        self.volumes.join(server, f"{server}:1", self.extents_max, offered, self.now_s)
         self.carries_out()
+
+    def restarts(self, *servers: str, records: list[VolumeRecord] | None = None) -> None:
+        """Let another owner continue from the records; these servers return."""
+        table = VolumeTable()
+        for record in self.records if records is None else records:
+            table.apply(record)
+        self.volumes = Volumes.restored(table, self.now_s)
+        self.orders.clear()
+        for server in servers:
+            self.joins(server)
 
     def carries_out(self, *, syncs: bool = True) -> None:
         while orders := self.volumes.take_orders():
+            self.records += self.volumes.take_records()
             self.orders += orders
             for order in orders:
+                if isinstance(order, Retain):
+                    offered = self.offered[order.server]
+                    self.offered[order.server] = {
+                        key: epoch for key, epoch in offered.items() if key in order.extents
+                    }
                 if not isinstance(order, Hold) or not self.volumes.servers[order.server].is_here:
                     continue
+                for held in order.holdings:
+                    has = self.offered[order.server]
+                    has.pop((held.volume, held.extent), None)
+                    if held.role is not Role.NONE:
+                        has[held.volume, held.extent] = held.epoch
                 self.volumes.told(order.server, order.number, self.now_s)
                 for held in order.holdings if syncs else ():
                     for backup in held.joining:
@@ -50,6 +78,7 @@ class Owner:
                             order.server, (held.volume, held.extent), held.epoch, backup,
                             self.now_s,
                         )  # fmt: skip
+        self.records += self.volumes.take_records()
 
     def passes(self, seconds: float, *silent: str) -> None:
         for _ in range(round(seconds / 0.1)):
@@ -234,6 +263,167 @@ def test_late_answers_change_nothing() -> None:
     assert owner.place().epoch == epoch
 
 
+def test_a_restarted_owner_has_the_same_volumes_servers_and_copies() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create(extents=4)
+    owner.create("w", extents=2, replicas=1)
+    before = owner.holders(), owner.holders("w"), owner.volumes.servers.keys()
+    owner.restarts("c", "a", "b")
+    assert owner.place() == Place(2, "", "")  # until the leases of the earlier owner have ended
+    owner.passes(LEASE_S + 0.2)
+    assert (owner.holders(), owner.holders("w"), owner.volumes.servers.keys()) == before
+    assert all(place.address for place in owner.volumes.places("v"))
+    assert not [order for order in owner.orders if isinstance(order, Hold) and any(
+        held.joining for held in order.holdings)]  # fmt: skip
+    owner.create("x")
+    assert owner.volumes.volumes["x"].number == 3
+
+
+def test_a_restarted_owner_waits_for_servers_before_it_takes_their_copies_for_lost() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create()
+    here, away = owner.holders()[0]
+    owner.restarts(here, *{"a", "b", "c"} - {here, away})
+    owner.passes(RETURN_S - 0.3)
+    assert owner.holders() == [[here, away]]
+    assert owner.place() == Place(1, "", "")
+    owner.passes(0.5)
+    assert owner.place().address == f"{here}:1"
+    assert len(owner.holders()[0]) == 2
+    assert away not in owner.holders()[0]
+    assert away not in owner.volumes.servers
+    assert any(isinstance(record, MemoryServerLeft) for record in owner.records)
+
+
+def test_a_server_that_returns_too_late_keeps_nothing() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create()
+    here, away = owner.holders()[0]
+    owner.restarts(here, *{"a", "b", "c"} - {here, away})
+    owner.passes(RETURN_S + 1.0)
+    owner.joins(away)
+    assert Retain(away, ()) in owner.orders
+
+
+def test_no_server_is_primary_while_it_could_have_a_lease_of_the_earlier_owner() -> None:
+    owner = Owner("a", "b")
+    owner.create()
+    owner.restarts("a", "b")
+    assert [
+        held
+        for order in owner.orders
+        if isinstance(order, Hold)
+        for held in order.holdings
+        if held.role is Role.PRIMARY
+    ] == []
+    owner.passes(LEASE_S - 0.15)
+    assert owner.place().address == ""
+    owner.passes(0.3)
+    assert owner.place().address != ""
+    assert owner.place().epoch == 2
+
+
+def test_an_order_that_did_not_leave_before_a_restart_is_given_again() -> None:
+    owner = Owner("a", "b")
+    owner.volumes.create("v", 1, 2, 0.0)
+    owner.records += owner.volumes.take_records()
+    owner.restarts("a", "b")
+    owner.passes(1.0)
+    assert owner.offered == {"a": {(1, 0): 2}, "b": {(1, 0): 2}}
+    assert owner.place().address != ""
+
+
+def test_a_copy_that_was_not_complete_begins_again_after_a_restart() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create()
+    primary = owner.place().address[0]
+    (backup,) = set(owner.holders()[0]) - {primary}
+    (third,) = {"a", "b", "c"} - {primary, backup}
+    owner.volumes.gone(backup, owner.now_s)
+    owner.carries_out(syncs=False)
+    assert (1, 0) in owner.offered[third]
+    owner.restarts(primary, third)
+    assert Retain(third, ()) in owner.orders
+    assert owner.offered[third] == {}
+    owner.passes(RETURN_S + 1.0)
+    assert owner.holders() == [sorted([primary, third])]
+
+
+def test_a_server_without_the_pages_that_it_had_never_serves_them() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create()
+    owner.create("w", replicas=1)
+    first, second = owner.holders()[0]
+    (only,) = owner.holders("w")[0]
+    owner.offered[first].pop((1, 0))  # another master has let it forget them
+    owner.offered[only].pop((2, 0))
+    owner.restarts("a", "b", "c")
+    owner.passes(1.0)
+    assert owner.place().address != ""
+    joined = [
+        order.holdings
+        for order in owner.orders
+        if isinstance(order, Hold) and any(held.role is Role.JOINING for held in order.holdings)
+    ]
+    assert len(joined) == 1
+    assert second in owner.holders()[0]
+    why = f"memory server {only} has lost its pages"
+    assert owner.place("w") == Place(2, "", why)
+
+
+def test_an_epoch_that_a_server_offers_is_never_used_again() -> None:
+    owner = Owner("a", "b")
+    owner.create()
+    owner.offered["b"][1, 0] = 7
+    owner.restarts("a", "b")
+    owner.passes(1.0)
+    assert owner.place().epoch == 8
+
+
+def test_a_draining_server_still_drains_after_a_restart() -> None:
+    owner = Owner("a", "b")
+    owner.create()
+    owner.volumes.drain("a", owner.now_s)
+    owner.carries_out()
+    owner.restarts("a", "b")
+    owner.passes(1.0)
+    assert Dismiss("a") not in owner.orders
+    owner.joins("c")
+    assert owner.holders() == [["b", "c"]]
+    assert Dismiss("a") in owner.orders
+    owner.restarts("a", "b", "c")
+    assert Dismiss("a") in owner.orders
+
+
+def test_a_removed_volume_stays_removed_and_servers_forget_its_pages() -> None:
+    owner = Owner("a", "b")
+    owner.create(extents=2)
+    owner.volumes.remove("v")
+    owner.records += owner.volumes.take_records()
+    owner.volumes.take_orders()  # they are lost with the owner
+    owner.restarts("a", "b")
+    assert owner.volumes.volumes == {}
+    assert owner.offered == {"a": {}, "b": {}}
+    owner.create("v")
+    assert owner.volumes.volumes["v"].number == 2
+
+
+def test_a_server_that_has_left_is_forgotten_with_the_last_volume() -> None:
+    owner = Owner("a")
+    owner.create(replicas=1)
+    owner.goes("a")
+    assert owner.volumes.servers.keys() == {"a"}
+    owner.volumes.remove("v")
+    assert not owner.volumes.servers
+
+
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_no_read_is_stale_whatever_happens_to_servers(seed: int) -> None:
     assert World(seed).run() > 500
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_no_read_is_stale_although_the_owner_is_restarted(seed: int) -> None:
+    world = World(seed, restarts=True)
+    assert world.run() > 300
+    assert world.restarted > 5

@@ -21,6 +21,7 @@ from ciel.core.events import (
     DescribeJob,
     DiskQueued,
     DropObjects,
+    ExtentPlaced,
     ExtentRole,
     Heartbeat,
     InputsLost,
@@ -74,6 +75,8 @@ from ciel.wire.messages import (
     FROM_WORKER,
     ID,
     IN_JOURNAL,
+    OFFERED,
+    PLACED,
     REFERENCES,
     ROLES,
     SECONDS,
@@ -204,6 +207,7 @@ successions = st.builds(
 attempts = st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)
 messages[AttemptsKept] = st.builds(AttemptsKept, attempts, several_ids, several_ids)
 numbers = st.lists(counts, max_size=3).map(tuple)
+placed = st.builds(ExtentPlaced, counts, counts, flags, counts, numbers)
 extent_roles = st.builds(ExtentRole, counts, counts, counts, counts, numbers, numbers)
 of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
@@ -212,6 +216,8 @@ of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     TEXTS: st.lists(texts, max_size=2).map(tuple), SUCCESSION: successions,
     ROLES: st.lists(extent_roles, max_size=3).map(tuple),
     EXTENTS: st.lists(st.tuples(counts, counts), max_size=3).map(tuple),
+    OFFERED: st.lists(st.tuples(counts, counts, counts), max_size=3).map(tuple),
+    PLACED: st.lists(placed, max_size=3).map(tuple),
 }  # fmt: skip
 for added, (_, codecs_of) in _PLAIN.items():
     if added not in messages and all(field in of_codec for field in codecs_of):

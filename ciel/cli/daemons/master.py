@@ -33,13 +33,14 @@ from ciel.cli.parsing.parser import Parser, memory_size, seconds, whole_number
 from ciel.core.events import CLIENT_GRACE_S, FORGET_JOBS_AFTER_S, TASKS_MAX, MasterStarted
 from ciel.core.jobs import ENDED
 from ciel.core.masters import Ballot, Succession, promoted_epoch
+from ciel.core.volume_table import VolumeTable
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
 from ciel.master.memory import MemoryServers
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
-from ciel.master.standbys import ByRole, Standbys
+from ciel.master.standbys import RIVAL_S, ByRole, Standbys
 from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.restoring import RETURN_S, Restoration
@@ -47,6 +48,7 @@ from ciel.master.succession.candidacy import contested
 from ciel.master.succession.reign import Reign
 from ciel.master.succession.tenure import FollowedJournal, Tenure
 from ciel.master.voters import Voters
+from ciel.memory.volumes import LEASE_S
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.debugging import Debugging
 from ciel.net.errors import NetError
@@ -177,6 +179,7 @@ class Restored(NamedTuple):
     """A master as its journal describes it. `epoch`: the number of the last start."""
 
     machine: MasterMachine
+    volumes: VolumeTable
     journal: FileJournal | None = None
     epoch: int = 0
     latest: tuple[Succession, ...] = ()
@@ -223,8 +226,7 @@ class Master:
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
         service.on_inconsistent = self._fail_inconsistent
-        memory = service.memory = MemoryServers(reactor)
-        self._closers.append(memory.close)
+        memory = self._serve_memory(service, restored, is_elected=bool(before))
         owner: Owner = ByRole(service, memory, None)
         if file_journal is not None:
             file_journal.on_durable = service.journal_durable
@@ -268,6 +270,16 @@ class Master:
             "jobs": len(machine.jobs), "unfinished": unfinished,
         }  # fmt: skip
 
+    def _serve_memory(
+        self, service: MasterService, restored: Restored, *, is_elected: bool
+    ) -> MemoryServers:
+        """Let memory servers connect. `is_elected`: an earlier master may still grant leases."""
+        fence_s = RIVAL_S if is_elected else LEASE_S
+        memory = MemoryServers(self._reactor, service, restored.volumes, fence_s)
+        service.memory = memory
+        self._closers.append(memory.close)
+        return memory
+
     def _compact(self, journal: FileJournal) -> None:
         compactor = Compactor(self._reactor, journal, self._options.journal_compact_from)
         self._closers.append(compactor.close)
@@ -282,16 +294,22 @@ class Master:
         voters = Voters(self._reactor, key)
         standbys = Standbys(self._reactor, journal, tenure, service, voters)
         journal.on_durable = standbys.journal_durable
-        standbys.on_urls = partial(self._name_masters, service)
+        standbys.on_urls = partial(self._name_masters, service, memory)
+        memory.may_lease = lambda: tenure.reign.is_followed
         standbys.on_challenged = self._challenged
         service.on_workers_changed = lambda: standbys.workers_changed(service.voters())
         self._closers.append(standbys.close)
         standbys.begin()
         return ByRole(service, memory, standbys)
 
-    def _name_masters(self, service: MasterService, urls: tuple[str, ...]) -> None:
-        """Send the addresses of the masters to all clients, and write them into the access file."""
+    def _name_masters(
+        self, service: MasterService, memory: MemoryServers, urls: tuple[str, ...]
+    ) -> None:
+        """Send the addresses of the masters to all clients and memory servers, and write them into
+        the access file.
+        """
         service.name_masters(urls)
+        memory.name_masters(urls)
         if self._access is not None:
             path, access = self._access
             self._access = path, access._replace(standbys=urls[1:])
@@ -362,11 +380,13 @@ class Master:
         to return, and clients `grace_s`.
         """
         if journal is None:
-            return Restored(restoration.machine)
+            return Restored(restoration.machine, restoration.volumes)
         restoration.finish(self._reactor.seconds(), return_s, grace_s)
         for text in restoration.skipped[:10]:
             log.warn("journal: a record had no effect, because of a bug in ciel: {text}", text=text)
-        return Restored(restoration.machine, journal, restoration.epoch, restoration.latest)
+        return Restored(
+            restoration.machine, restoration.volumes, journal, restoration.epoch, restoration.latest
+        )
 
     def open_journal(self) -> FileJournal:
         """Lock the directory of the journal; raises JournalError."""

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -36,10 +37,12 @@ from ciel.core.events import (
     AllowToken,
     ConnectServer,
     DismissServer,
+    ExtentsOffered,
     ExtentSynced,
     KeepExtents,
     LeaseAsked,
     LeaseGranted,
+    MastersNamed,
     Message,
     PeerServerLost,
     RolesTaken,
@@ -62,6 +65,8 @@ from ciel.wire.session import Session
 
 TOKEN_FOR_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 1.0
+RETRY_MAX_S: Final = 0.8
+"""Less than a second, with the random part: a restarted master waits `RETURN_S` for its servers."""
 START_ERRORS = (AccessError, NetError, DaemonError, CielError, OSError)
 
 
@@ -115,9 +120,12 @@ class MemoryServer:
         self._closers: list[Callable[[], object]] = []
         self._pages: PageServer | None = None
         self._peer: Peer | None = None
+        self._masters: tuple[str, ...] = ()  # where one may be found when this one is gone
         self._orders: list[Message] = []
         self._is_busy = False
-        self._held: set[tuple[int, int]] = set()
+        self._held: dict[tuple[int, int], Holding] = {}
+        self._links: set[int] = set()  # the peers that this server is connected to
+        self._replaced: Counter[int] = Counter()  # connections whose end is not reported yet
 
     # --- start and end ----------------------------------------------------------------------------
 
@@ -160,7 +168,10 @@ class MemoryServer:
             recorder = self._reactor.recorder
             return ControlPeer(self._reactor, ticks, session, owner, recorder=recorder)
 
-        reconnector = Reconnector(self._reactor, control, connect, self)
+        reconnector = Reconnector(self._reactor, control, connect, self, retry_max_s=RETRY_MAX_S)
+        reconnector.places.alternatives = lambda: [
+            url.removeprefix("http://") for url in self._masters
+        ]
         self._closers.append(reconnector.stop)
         renewing = LoopingCall(self._renew)
         renewing.clock = self._reactor
@@ -205,7 +216,21 @@ class MemoryServer:
     def peer_opened(self, peer: Peer) -> None:
         self._peer = peer
         self._orders.clear()
+        self._resign()
+        self._say(ExtentsOffered(tuple([(*key, held.epoch) for key, held in self._held.items()])))
         self._renew()
+
+    def _resign(self) -> None:
+        """Be primary of nothing until the master says so again.
+
+        It may be another one, which has given the extents to other servers.
+        """
+        if self._pages is not None:
+            primaries = [held for held in self._held.values() if held.role is Role.PRIMARY]
+            self._take(
+                self._pages,
+                [Holding(h.volume, h.extent, h.epoch, Role.BACKUP) for h in primaries],
+            )
 
     def peer_said(self, peer: Peer, messages: list[Message]) -> None:
         for message in messages:
@@ -214,6 +239,8 @@ class MemoryServer:
                     self._pages.lease((asked_us + for_us) / 1e6)
                 case AllowToken(token) if self._pages is not None:
                     self._allow(self._pages, token)
+                case MastersNamed(urls):
+                    self._masters = urls
                 case DismissServer():
                     log.info("other memory servers have all pages: this one leaves, and ends")
                     self._reactor.callLater(0, self.stop)
@@ -260,7 +287,7 @@ class MemoryServer:
                     self._take(self._pages, [_holding(*role) for role in roles])
                     self._say(RolesTaken(number))
                 case KeepExtents(extents):
-                    others = sorted(self._held - set(extents))
+                    others = sorted(self._held.keys() - set(extents))
                     self._take(
                         self._pages, [Holding(*key, _LAST_EPOCH, Role.NONE) for key in others]
                     )
@@ -269,9 +296,9 @@ class MemoryServer:
         pages.hold(holdings)
         for held in holdings:
             if held.role is Role.NONE:
-                self._held.discard((held.volume, held.extent))
+                self._held.pop((held.volume, held.extent), None)
             else:
-                self._held.add((held.volume, held.extent))
+                self._held[held.volume, held.extent] = held
 
     @inlineCallbacks
     def _connect(self, master: Peer | None, number: int, address: str, token: str) -> Any:
@@ -284,6 +311,8 @@ class MemoryServer:
             with connected:
                 if self._pages is not None and self._peer is master:
                     self._pages.connect(number, connected, bytes.fromhex(token))
+                    self._replaced[number] += number in self._links
+                    self._links.add(number)
         except OSError as error:
             log.warn("{address} cannot be reached: {error}", address=address, error=error)
             if self._peer is master:
@@ -307,7 +336,10 @@ class MemoryServer:
         for event in self._pages.events() if self._pages is not None else ():
             if isinstance(event, Synced):
                 self._say(ExtentSynced(*event))
+            elif self._replaced[event.peer]:
+                self._replaced[event.peer] -= 1
             else:
+                self._links.discard(event.peer)
                 self._say(PeerServerLost(event.peer))
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802

@@ -18,9 +18,12 @@ from ciel.core.events import (
     CancelJob,
     Change,
     CloseJob,
+    ExtentsPlaced,
     JobChanged,
     JobNoted,
     JournalCompacted,
+    MemoryServerLeft,
+    MemoryServerSeen,
     Message,
     ObjectsStored,
     ReleaseObjects,
@@ -28,6 +31,8 @@ from ciel.core.events import (
     SubmitJob,
     SuccessionChanged,
     TaskReported,
+    VolumeCreated,
+    VolumeRemoved,
     WantObjects,
     WorkerLeft,
     WorkerSeen,
@@ -116,6 +121,7 @@ class Compaction:
         records += [SuccessionChanged(item, item is latest[0]) for item in latest]
         workers = self._survey.restoration.workers
         records += [WorkerSeen(worker, netloc) for worker, netloc in workers.items()]
+        records += self._survey.restoration.volumes.records()
         return [*records, JournalCompacted(self._machine.job_table.count)]
 
     def records(self, record: Message) -> Iterator[Message]:
@@ -157,7 +163,11 @@ class Compaction:
             case Change(_, topic, argument):
                 if self._changes_needed(topic, argument):
                     yield record
-            case WorkerSeen() | WorkerLeft() | SuccessionChanged() | JournalCompacted():
+            case (
+                WorkerSeen() | WorkerLeft() | SuccessionChanged() | JournalCompacted()
+                | VolumeCreated() | VolumeRemoved() | MemoryServerSeen() | MemoryServerLeft()
+                | ExtentsPlaced()
+            ):  # fmt: skip
                 pass  # `last` has the final state
             case _:
                 yield record

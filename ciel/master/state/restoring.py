@@ -15,10 +15,13 @@ from ciel.core.events import (
     CancelJob,
     Change,
     CloseJob,
+    ExtentsPlaced,
     JobChanged,
     JobNoted,
     JournalCompacted,
     MasterStarted,
+    MemoryServerLeft,
+    MemoryServerSeen,
     Message,
     ObjectsStored,
     ReleaseObjects,
@@ -26,6 +29,8 @@ from ciel.core.events import (
     SubmitJob,
     SuccessionChanged,
     TaskReported,
+    VolumeCreated,
+    VolumeRemoved,
     WantObjects,
     WorkerLeft,
     WorkerSeen,
@@ -37,6 +42,7 @@ from ciel.core.ids import TaskId
 from ciel.core.jobs import ENDED, Job, JobState, JobSummary
 from ciel.core.masters import Succession
 from ciel.core.tasks import ACTIVE, CANCELLED, DONE, DORMANT, RUNNABLE, WAITING
+from ciel.core.volume_table import VolumeTable
 from ciel.master.state.attempts import FIRST_STARTED
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import object_locations, topics
@@ -58,6 +64,7 @@ class Restoration:
         self.latest: tuple[Succession, ...] = ()
         """The last agreed succession, and the later ones that were proposed."""
         self.workers: dict[str, str] = {}
+        self.volumes = VolumeTable()
         self.skipped: list[str] = []
         """Why records had no effect, for the log: there are none unless ciel has a bug."""
         self.machine = machine
@@ -116,6 +123,11 @@ class Restoration:
                 self.workers[worker] = netloc
             case WorkerLeft(worker):
                 self.workers.pop(worker, None)
+            case (
+                VolumeCreated() | VolumeRemoved() | MemoryServerSeen() | MemoryServerLeft()
+                | ExtentsPlaced()
+            ):  # fmt: skip
+                self.volumes.apply(record)
             case JournalCompacted(jobs):
                 machine.job_table.count = max(machine.job_table.count, jobs)
 

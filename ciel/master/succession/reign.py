@@ -56,6 +56,20 @@ class Reign:
         """Whether the succession in effect is this master's own."""
         return self.agreed.epoch == self.epoch
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether this master is in office, and every standby that could replace it follows it.
+
+        Such a standby does not stand for election. A lost standby counts until the voters have
+        agreed that it cannot be elected.
+        """
+        return self.took_office and self._standbys.keys() >= self._rivals()
+
+    def _rivals(self) -> set[str]:
+        """Return the standbys that could be elected."""
+        later = () if self.proposed is None else self.proposed.urls
+        return {*self.agreed.urls, *later} - {self.url}
+
     # --- events -----------------------------------------------------------------------------------
 
     def own_stored(self, stored: int) -> None:
@@ -138,6 +152,5 @@ class Reign:
         return all(stored.get(url, 0) >= self._proposed_at for url in before.urls)
 
     def _recount(self) -> None:
-        urls = self.agreed.urls if self.proposed is None else self.agreed.urls + self.proposed.urls
-        stored = [self._standbys.get(url, 0) for url in urls if url != self.url]
+        stored = [self._standbys.get(url, 0) for url in self._rivals()]
         self.limit = min([ALL, *stored]) if self.took_office else 0

@@ -1,19 +1,23 @@
 """Simulates memory servers, their owner and clients on an imaginary network.
 
-Servers die, freeze, leave, come back and lose their network; messages take random times. Each page
-has one writer and several readers, so a stale read can be recognised: a read must return at least
-the last version whose write had ended, or that another read had returned, before it began.
+Servers die, freeze, leave, come back and lose their network; messages take random times. The owner
+is restarted with the records that had become durable. Each page has one writer and several readers,
+so a stale read can be recognised: a read must return at least the last version whose write had
+ended, or that another read had returned, before it began.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from ciel.core.events import VolumeRecord
+from ciel.core.volume_table import VolumeTable
 from ciel.memory.volumes import (
     LEASE_S,
     RENEWAL_S,
@@ -71,7 +75,7 @@ class Server:
         self.world = world
         self.name = name
         self.held: dict[ExtentKey, Held] = {}
-        self.last_ids: dict[int, int] = {}
+        self.last: dict[int, tuple[int, Held]] = {}  # of each session: id, and where
         self.lease_until_s = -1.0
         self.is_dead = False
         self.frozen_until_s = 0.0
@@ -97,9 +101,29 @@ class Server:
         if self.is_joined:
             self.world.to_owner(self, "renew", asked_s)
         else:
-            self.is_joined = True
-            self.session += 1
-            self.world.to_owner(self, "join")
+            self.joins()
+
+    def joins(self) -> None:
+        """Connect to the owner, unless there is a connection or none is possible."""
+        if self.is_joined or self.world.now_s < self.frozen_until_s or self.is_cut():
+            return
+        self.is_joined = True
+        self.session += 1
+        self._resign()
+        offered = {key: held.epoch for key, held in self.held.items()}
+        self.world.to_owner(self, "join", offered)
+
+    def _resign(self) -> None:
+        """Be primary of nothing until the owner says so again."""
+        for held in self.held.values():
+            if held.role is Role.PRIMARY:
+                held.role = Role.BACKUP
+                self._refuse(held)
+
+    def _refuse(self, held: Held) -> None:
+        for write in held.pending:
+            write.reply("stale")
+        held.pending.clear()
 
     def leased(self, until_s: float) -> None:
         self.lease_until_s = max(self.lease_until_s, until_s)
@@ -142,9 +166,7 @@ class Server:
             held = self.held[key] = Held(holding.epoch, holding.role)
         held.epoch, held.role, held.backups = holding.epoch, holding.role, holding.backups
         if held.role is not Role.PRIMARY:
-            for write in held.pending:
-                write.reply("stale")
-            held.pending.clear()
+            self._refuse(held)
             return
         remaining = set(holding.backups) - set(holding.joining)
         for write in held.pending:
@@ -173,7 +195,8 @@ class Server:
         if held is None:
             reply("stale")
             return
-        if id <= self.last_ids.get(session, 0):
+        last_id, at = self.last.get(session, (0, None))
+        if id < last_id or (id == last_id and at is held):
             reply("done")
             return
         for write in held.pending:
@@ -190,11 +213,12 @@ class Server:
         while held.pending and not held.pending[0].waits:
             write = held.pending.pop(0)
             held.pages[write.page] = write.version
-            self._applied(write.session, write.id)
+            self._applied(write.session, write.id, held)
             write.reply("done")
 
-    def _applied(self, session: int, id: int) -> None:
-        self.last_ids[session] = max(self.last_ids.get(session, 0), id)
+    def _applied(self, session: int, id: int, held: Held) -> None:
+        if id >= self.last.get(session, (0, None))[0]:
+            self.last[session] = (id, held)
 
     # --- peers ------------------------------------------------------------------------------------
 
@@ -224,7 +248,7 @@ class Server:
         held.epoch = epoch
         held.pages |= pages
         if request is not None:
-            self._applied(*request)
+            self._applied(*request, held)
         reply("done")
 
     def _sync(self, key: ExtentKey, epoch: int, peer: str, earlier: list[Write], page: int) -> None:
@@ -260,6 +284,7 @@ class Client:
         self.world = world
         self.number = number
         self.own = pages
+        self.places: dict[ExtentKey, tuple[int, str]] = {}  # as it knows them
         self.id = 0
         self.attempt = 0
         self.done = 0
@@ -276,7 +301,8 @@ class Client:
             self.world.written[key, page] = self.world.written.get((key, page), 0) + 1
             self._try_write(key, page, self.world.written[key, page], self.attempt)
         else:
-            key, page = chance.choice(self.world.all_pages)
+            recent = self.world.recent if chance.random() < 0.5 else None
+            key, page = chance.choice(recent or self.world.all_pages)
             self._try_read(key, page, self.world.least.get((key, page), 0), self.attempt)
 
     def _try_write(self, key: ExtentKey, page: int, version: int, attempt: int) -> None:
@@ -285,6 +311,7 @@ class Client:
                 return
             if answer == "done":
                 self.world.raise_least(key, page, version)
+                self.world.recent.append((key, page))
                 self._over()
             else:
                 self.world.after(0.02, self._again, self._try_write, key, page, version, attempt)
@@ -318,7 +345,7 @@ class Client:
     def _request(
         self, key: ExtentKey, attempt: int, method: str, *arguments: Any, reply: Callable[..., None]
     ) -> None:
-        epoch, name = self.world.places.get(key, (0, ""))
+        epoch, name = self.places.get(key, (0, ""))
         if name:
             server = self.world.servers[name]
             self.world.to_server(server, method, key, epoch, *arguments, reply=reply)
@@ -326,22 +353,32 @@ class Client:
     def _over(self) -> None:
         self.done += 1
         self.attempt += 1
-        self.world.after(self.world.chance.expovariate(20.0), self.begin)
+        self.world.after(self.world.chance.expovariate(50.0), self.begin)
 
 
 class World:
     """The network, the clock, the owner's state, and the faults. `run` raises ViolationError."""
 
-    def __init__(self, seed: int, servers: int = 4, clients: int = 3) -> None:
+    def __init__(
+        self, seed: int, servers: int = 4, clients: int = 3, *, restarts: bool = False
+    ) -> None:
+        """`restarts`: the owner ends now and then, and continues from its journal."""
         self.chance = random.Random(seed)
+        self.restarts = restarts
+        self.restarted = 0
+        self.is_down = False
+        self.durable = VolumeTable()
+        self.recorded = VolumeTable()  # also of records that are not durable
+        self.waiting: deque[tuple[list[VolumeRecord], list[tuple[Order, int]]]] = deque()
         self.now_s = 0.0
         self.numbers = count(1)
         self.volumes = Volumes()
         self.servers: dict[str, Server] = {}
-        self.places: dict[ExtentKey, tuple[int, str]] = {}  # as the clients know them
+        self.clients: list[Client] = []
         self.written: dict[tuple[ExtentKey, int], int] = {}
         self.least: dict[tuple[ExtentKey, int], int] = {}
         self.all_pages: list[tuple[ExtentKey, int]] = []
+        self.recent: deque[tuple[ExtentKey, int]] = deque(maxlen=3)  # the last ones written
         self.is_over = False
         self.is_calm = False
         self._events: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
@@ -366,7 +403,7 @@ class World:
         session = server.session
 
         def arrives() -> None:
-            if server.is_dead or server.session != session:
+            if server.is_dead or server.session != session or self.is_down:
                 return
             if server.is_cut():
                 self._resend((server.name, "owner"), server, arrives)
@@ -377,7 +414,7 @@ class World:
             volumes = self.volumes
             match what:
                 case "join":
-                    volumes.join(server.name, server.name, 2 * EXTENTS, self.now_s)
+                    volumes.join(server.name, server.name, 2 * EXTENTS, arguments[0], self.now_s)
                     self.to_server(server, "leased", self.now_s)
                 case "renew":
                     volumes.renew(server.name, self.now_s)
@@ -487,12 +524,17 @@ class World:
     # --- the owner --------------------------------------------------------------------------------
 
     def acts(self) -> None:
-        """Carry out the owner's orders."""
-        for order in self.volumes.take_orders():
-            if isinstance(order, Moved):
-                self.after(self.chance.expovariate(500.0), self._learn, order.volume)
-            else:
-                self._to_joined(self.servers[order.server], "ordered", order)
+        """Write the owner's records; its orders are carried out when they are durable."""
+        orders, records = self.volumes.take_orders(), self.volumes.take_records()
+        for record in records:
+            self.recorded.apply(record)
+        if records or self.waiting:
+            self.waiting.append((records, [(o, self._session_of(o)) for o in orders]))
+            self._in_order("journal", self._stored, self.restarted)
+            self._may_restart(0.15)  # before or soon after the records are durable
+        else:
+            for order in orders:
+                self._carry_out(order, self._session_of(order))
         due_s = self.volumes.due_s()
         if due_s is not None and due_s != self._tick_s:
             self._tick_s = due_s
@@ -500,16 +542,72 @@ class World:
         for text in self.problems():
             raise ViolationError(text)
 
+    def _stored(self, restarted: int) -> None:
+        """Note that the oldest records which were not durable are durable now."""
+        if restarted == self.restarted:
+            records, orders = self.waiting.popleft()
+            for record in records:
+                self.durable.apply(record)
+            for order, session in orders:
+                self._carry_out(order, session)
+
+    def _session_of(self, order: Order) -> int:
+        return 0 if isinstance(order, Moved) else self.servers[order.server].session
+
+    def _carry_out(self, order: Order, session: int) -> None:
+        if isinstance(order, Moved):
+            for client in self.clients:  # some find out late
+                delay_s = self.chance.expovariate(self.chance.choice([500.0, 5.0]))
+                self.after(delay_s, self._learn, client, order.volume)
+        elif self.servers[order.server].session == session:
+            self._to_joined(self.servers[order.server], "ordered", order)
+
     def _tick(self) -> None:
         self._tick_s = None
-        self.volumes.tick(self.now_s)
+        if not self.is_down:
+            self.volumes.tick(self.now_s)
+            self.acts()
+
+    def _may_restart(self, probability: float) -> None:
+        if self.restarts and not self.is_calm and self.chance.random() < probability:
+            delay_s = self.chance.expovariate(100.0)
+            self.after(delay_s, self.restart_owner, self.restarted)
+
+    def restart_owner(self, restarted: int) -> None:
+        """End the owner; another one continues later, from the records that were durable."""
+        if restarted != self.restarted or not self.all_pages:
+            return
+        self.restarted += 1
+        self.is_down = True
+        stored = self.chance.randrange(len(self.waiting) + 1)  # nobody knew of them yet
+        for records, _ in list(self.waiting)[:stored]:
+            for record in records:
+                self.durable.apply(record)
+        self.waiting.clear()
+        self.recorded = VolumeTable()
+        for record in self.durable.records():  # as a compaction does
+            self.recorded.apply(record)
+        for server in self.servers.values():
+            self.after(self.chance.expovariate(20.0), self._closed, server, server.session)
+        self.after(self.chance.expovariate(self.chance.choice([2.0, 100.0])), self._starts)
+
+    def _starts(self) -> None:
+        self.is_down = False
+        self.volumes = Volumes.restored(self.durable, self.now_s)
+        self._tick_s = None
+        for server in self.servers.values():
+            self.after(self.chance.expovariate(100.0), server.joins)
         self.acts()
 
-    def _learn(self, number: int) -> None:
+    def _closed(self, server: Server, session: int) -> None:
+        if server.session == session:
+            server.is_joined = False
+
+    def _learn(self, client: Client, number: int) -> None:
         for name, volume in self.volumes.volumes.items():
             if volume.number == number:
                 for extent, place in enumerate(self.volumes.places(name)):
-                    self.places[number, extent] = (place.epoch, place.address)
+                    client.places[number, extent] = (place.epoch, place.address)
 
     def problems(self) -> list[str]:
         """Return broken rules of the owner's state."""
@@ -527,6 +625,22 @@ class World:
         for server in self.volumes.servers.values():
             if server.free < 0:
                 found.append(f"{server.id} holds more than it offers")
+        return [*found, *self._not_recorded()]
+
+    def _not_recorded(self) -> list[str]:
+        """Return what a restarted owner would not know, if all records were durable."""
+        table = self.recorded
+        servers = {(s.number, s.id, s.is_draining) for s in self.volumes.servers.values()}
+        found = [] if servers == {
+            (s.number, s.server, s.is_draining) for s in table.servers.values()
+        } else ["the records name other servers"]  # fmt: skip
+        names = {seen.number: seen.server for seen in table.servers.values()}
+        for volume in self.volumes.volumes.values():
+            for extent in volume.extents:
+                placed = table.extents[volume.number][extent.key[1]]
+                recorded = {names[number] for number in placed.in_sync}
+                if (placed.epoch, recorded) != (extent.epoch, extent.in_sync):
+                    found.append(f"{extent.key} is recorded as {placed}")
         return found
 
     # --- faults -----------------------------------------------------------------------------------
@@ -560,6 +674,8 @@ class World:
         server, chance = self.chance.choice(living), self.chance.random()
         if any(self._knows(each) for each in self.servers.values() if each.is_dead):
             return  # the owner does not know yet that a server has died
+        if self.is_down or self.waiting:
+            return  # a restarted owner may not know which servers have the last copy
         if chance < 0.3 and len(living) > 2 and not self.has_last_copy(server):
             server.is_dead = True
             self.after(self.chance.expovariate(100.0), self.notice, server)
@@ -578,9 +694,10 @@ class World:
 
     def notice(self, server: Server) -> None:
         """Both sides see that the connection of a server to the owner has ended."""
-        if self._knows(server):
+        if self._knows(server) and not self.is_down:
             self.volumes.gone(server.name, self.now_s)
             self.acts()
+            self._may_restart(0.5)
         server.is_joined = False
 
     def run(self) -> int:
@@ -603,16 +720,17 @@ class World:
                 for extent in range(EXTENTS)
                 for page in range(PAGES)
             ]
-        self.acts()
         own = [self.all_pages[n :: self._clients] for n in range(self._clients)]
         self.clients = [Client(self, number + 1, pages) for number, pages in enumerate(own)]
+        self.acts()
 
     def _check_end(self) -> None:
         """After the last fault, everything is available and has all its copies again."""
-        living = sum(not server.is_dead for server in self.servers.values())
+        usable = [s for s in self.volumes.servers.values() if s.is_here and not s.is_draining]
         for name, volume in self.volumes.volumes.items():
             for extent, place in zip(volume.extents, self.volumes.places(name), strict=True):
                 if not place.address:
                     raise ViolationError(f"{extent.key} is unavailable: {extent.stage} {place.why}")
-                if len(extent.in_sync) < min(volume.replicas, living):
+                has_room = any(s.free and s.id not in extent.holders for s in usable)
+                if len(extent.in_sync) < volume.replicas and has_room:
                     raise ViolationError(f"{extent.key} has {len(extent.in_sync)} copies")

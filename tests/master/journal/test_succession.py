@@ -49,6 +49,36 @@ def test_a_record_counts_when_the_standby_has_stored_it() -> None:
     assert reign.limit == 12
 
 
+def test_a_master_is_followed_until_a_standby_that_could_replace_it_is_lost() -> None:
+    reign = reign_with(B, C)
+    assert reign.is_followed
+    reign.standby_lost(B)
+    assert not reign.is_followed
+    assert reign.propose() is not None
+    reign.proposal_appended(11)
+    reign.own_stored(11)
+    for voter in ("w1", "w2"):
+        assert not reign.is_followed
+        reign.voter_stored(voter, (1, 2))
+        reign.agree()
+    assert reign.agreed.urls == (A, C)
+    assert reign.is_followed
+
+
+def test_a_new_standby_counts_from_its_proposal() -> None:
+    reign = reign_with()
+    reign.standby_stored(B, 10)
+    assert reign.propose() is not None
+    assert reign.is_followed
+    reign.standby_lost(B)
+    assert not reign.is_followed
+
+
+def test_an_elected_master_is_followed_when_its_own_succession_is_agreed() -> None:
+    reign = Reign(B, 2, [Succession(1, 1, (A, B), VOTERS)])
+    assert not reign.is_followed
+
+
 def test_without_the_standby_records_wait_until_a_majority_of_the_workers_agrees() -> None:
     reign = reign_with(B)
     reign.standby_lost(B)

@@ -49,7 +49,7 @@ class Nodes:
     def join(self, name: str, extents: int = 8) -> Node:
         with self._lock:
             node = self.nodes[name] = Node(name, extents)
-            self.volumes.join(name, name, extents, time.monotonic())
+            self.volumes.join(name, name, extents, {}, time.monotonic())
             self._carry_out()
         return node
 
