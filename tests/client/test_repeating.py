@@ -11,7 +11,11 @@ A, B = ObjectId("a"), ObjectId("b")
 def test_an_object_that_is_wanted_again_is_not_released_meanwhile() -> None:
     release, want = ReleaseObjects(JOB, (A, B)), WantObjects(JOB, (A,))
     assert to_repeat([release, want]) == [ReleaseObjects(JOB, (B,)), want]
-    assert to_repeat([ReleaseObjects(JOB, (A,)), want, CloseJob(JOB)]) == [want, CloseJob(JOB)]
+    assert to_repeat([ReleaseObjects(JOB, (A,)), want, CloseJob(JOB)]) == [
+        ReleaseObjects(JOB, ()),
+        want,
+        CloseJob(JOB),
+    ]
 
 
 def test_a_release_after_the_want_stays() -> None:

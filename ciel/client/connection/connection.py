@@ -47,12 +47,15 @@ from ciel.core.events import (
     MastersNamed,
     Message,
     Received,
+    ReleaseObjects,
     StartOver,
+    WantObjects,
 )
+from ciel.wire import codec
 from ciel.wire.errors import WireError
 from ciel.wire.frames import Record, encode_frames, estimate_sizes
 from ciel.wire.limits import HELLO_TIMEOUT_S
-from ciel.wire.messages import FROM_CLIENT, TO_CLIENT, decode_all, encode, encode_all
+from ciel.wire.messages import FROM_CLIENT, TO_CLIENT, decode_all, encode, encode_all, kind_of
 from ciel.wire.session_counter import SessionCounter
 
 SILENT_MAX_S: Final = 15.0
@@ -473,9 +476,9 @@ class Connection:
                 self._counter.received = 1
             self._queue.extendleft(reversed(self._kept))
             if isinstance(first, StartOver):
-                records = [record for record, _ in self._queue]
-                again = to_repeat(decode_all(records, FROM_CLIENT))
-                self._queue = deque(_queued([*before, *again, *after]))
+                _take_back_releases(self._queue)
+                self._queue.extendleft(reversed(_queued(before)))
+                self._queue.extend(_queued(after))
             self._queued_bytes = sum(size_bytes for _, size_bytes in self._queue)
             self._kept.clear()
             self._channel, self._session, self._early = line
@@ -494,6 +497,17 @@ def absence_text(address: str, reason: str, patience_s: float) -> str:
 def _queued(messages: Sequence[Message]) -> list[Queued]:
     records = encode_all(messages)
     return list(zip(records, estimate_sizes(records), strict=True))
+
+
+def _take_back_releases(queue: deque[Queued]) -> None:
+    """Change the queued releases as `to_repeat` says."""
+    kinds = (kind_of(WantObjects), kind_of(ReleaseObjects))
+    places = [place for place, (record, _) in enumerate(queue) if record[0][0] in kinds]
+    records = [queue[place][0] for place in places]
+    plain = [(codec.decode(codec.encode(fields)), payload) for fields, payload in records]
+    again = _queued(to_repeat(decode_all(plain, FROM_CLIENT)))
+    for place, item in zip(places, again, strict=True):
+        queue[place] = item
 
 
 def open_connection(
