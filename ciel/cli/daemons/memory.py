@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import socket
 import sys
@@ -19,13 +18,11 @@ import ciel
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key
 from ciel.access.keys import Role as KeyRole
-from ciel.access.settings import find_master
 from ciel.cli.daemons.addresses import (
     advertised,
+    find_reachable_master,
     host_and_port,
-    reachable,
     reachable_address,
-    require_reachable,
     with_port,
 )
 from ciel.cli.daemons.errors import DaemonError
@@ -123,16 +120,8 @@ class MemoryServer:
 
     def open_alone(self) -> None:
         """Find the master, then open."""
-        options = self._options
-        found = find_master(options.master, options.access, os.environ)
-        if found is None:
-            raise DaemonError(
-                "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
-                status=3,
-            )
-        require_reachable(advertised(options).host, found.url)
-        log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
-        self._open(reachable(found.control, found.url), found.cluster_id, found.key)
+        found, control = find_reachable_master(self._options, "memory server")
+        self._open(control, found.cluster_id, found.key)
 
     def open_embedded(self, line: dict[str, Any]) -> None:
         raise DaemonError("a memory server cannot be embedded")
