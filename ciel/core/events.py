@@ -531,6 +531,12 @@ class PeerServerLost(NamedTuple):
     peer: int
 
 
+class MemoryReported(NamedTuple):
+    """The counters of a memory server since its start, and its present numbers, by name."""
+
+    figures: dict[str, int]
+
+
 # --- master to memory server ----------------------------------------------------------------------
 
 
@@ -688,7 +694,7 @@ FromWorker = (
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat
-FromMemory = LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | Heartbeat
+FromMemory = LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | MemoryReported | Heartbeat
 ToMemory = (
     LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer | Heartbeat
 )  # fmt: skip

@@ -22,12 +22,14 @@ from ciel.core.events import (
     KeepExtents,
     LeaseAsked,
     LeaseGranted,
+    MemoryReported,
     Message,
     PeerServerLost,
     RolesTaken,
     TakeRoles,
 )
 from ciel.core.ids import check_id
+from ciel.master.memory_stats import Figures, server_facts, server_row, volume_row
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
 from ciel.memory.volumes import (
     LEASE_S,
@@ -61,6 +63,7 @@ class MemoryServers:
         self._volumes = Volumes()
         self._peers: dict[ServerId, ControlPeer] = {}
         self._names: dict[ControlPeer, ServerId] = {}
+        self._reports: dict[ServerId, Figures] = {}
         self._timer: DelayedCall | None = None
 
     def close(self) -> None:
@@ -107,6 +110,8 @@ class MemoryServers:
             case ExtentSynced(volume, extent, epoch, number):
                 other = self._numbered(number)
                 volumes.synced(server, (volume, extent), epoch, other, now_s)
+            case MemoryReported(figures):
+                self._reports[server] = figures
             case PeerServerLost(number):
                 volumes.peer_lost(server, self._numbered(number), now_s)
 
@@ -128,6 +133,7 @@ class MemoryServers:
     def _forget(self, peer: ControlPeer) -> None:
         server = self._names.pop(peer)
         del self._peers[server]
+        self._reports.pop(server, None)
         self._volumes.gone(server, self._now_s())
 
     # --- clients ----------------------------------------------------------------------------------
@@ -136,6 +142,8 @@ class MemoryServers:
         """Answer a query about memory; raises CielError."""
         if topic == "memory":
             return self._described()
+        if topic == "memory_stats":
+            return self._stats()
         if topic == "memory_place":
             return self._place(_text(argument, "name"), argument.get("extent"))
         raise VolumeError(f"there is no query {topic!r}")
@@ -178,16 +186,19 @@ class MemoryServers:
         return {"address": self._volumes.servers[server].address, "token": self._token(server)}
 
     def _described(self) -> Any:
-        servers = [
-            {
-                "server": server.id, "address": server.address, "is_here": server.is_here,
-                "is_draining": server.is_draining,
-                "offered_bytes": server.extents_max * EXTENT_BYTES,
-                "reserved_bytes": len(server.held) * EXTENT_BYTES,
-            }
-            for server in self._volumes.servers.values()
-        ]  # fmt: skip
+        servers = [server_facts(server) for server in self._volumes.servers.values()]
         return {"servers": servers, "volumes": [self._volume(v) for v in self._volumes.volumes]}
+
+    def _stats(self) -> Any:
+        servers = [
+            server_row(server, self._reports.get(server.id, {}))
+            for server in self._volumes.servers.values()
+        ]
+        volumes = [
+            {**self._volume(name), **volume_row(volume)}
+            for name, volume in self._volumes.volumes.items()
+        ]
+        return {"servers": servers, "volumes": volumes}
 
     def _volume(self, name: str) -> Any:
         volume, places = self._volumes.named(name), self._volumes.places(name)

@@ -57,6 +57,7 @@ from ciel.core.events import (
     MastersNamed,
     MasterStarted,
     MeetWorkers,
+    MemoryReported,
     Message,
     Neighbour,
     NotCopied,
@@ -116,6 +117,7 @@ _EXIT_STATUS_MAX = 255
 _SIGNAL_MAX = 64
 COUNT_MAX = 2**63  # larger numbers cannot be stored, or divided as floats
 LEVELS_MAX = 8  # of a store; there are two
+FIGURES_MAX = 64  # of a memory server; there are fewer than twenty
 
 
 class Form(NamedTuple):
@@ -254,6 +256,13 @@ def _read_levels(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(value)
 
 
+def _read_figures(value: Any) -> dict[str, int]:
+    """Read the numbers of a memory server, by name."""
+    if not isinstance(value, dict) or len(value) > FIGURES_MAX:
+        raise DecodeError(f"an object of at most {FIGURES_MAX} numbers was expected")
+    return {_text(name): _count(item) for name, item in value.items()}
+
+
 def _read_answer(f: Fields, payload: bytes) -> Answer:
     return Answer(_count(f[0]), codec.decode(payload), _text(f[1]))
 
@@ -340,6 +349,7 @@ SUCCESSION = FieldCodec(("Succession",), succession_to_json, succession_from_jso
 ROLES = FieldCodec(("tuple[ExtentRole, ...]",), _pairs, _read_roles)
 EXTENTS = FieldCodec(("tuple[tuple[int, int], ...]",), _pairs, _read_extents)
 LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
+FIGURES = FieldCodec(("dict[str, int]",), _as_is, _read_figures)
 
 _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     WantObjects: ("want", (ID, IDS)),
@@ -384,6 +394,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     RolesTaken: ("roles_taken", (COUNT,)),
     ExtentSynced: ("synced", (COUNT, COUNT, COUNT, COUNT)),
     PeerServerLost: ("peer_lost", (COUNT,)),
+    MemoryReported: ("memory_report", (FIGURES,)),
     LeaseGranted: ("lease", (COUNT, COUNT)),
     AllowToken: ("allow", (TEXT,)),
     ConnectServer: ("connect", (COUNT, TEXT, TEXT)),

@@ -67,6 +67,7 @@ from ciel.wire.messages import (
     COUNT,
     EXTENTS,
     FAULT,
+    FIGURES,
     FLAG,
     FROM_CLIENT,
     FROM_MEMORY,
@@ -212,6 +213,7 @@ of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     TEXTS: st.lists(texts, max_size=2).map(tuple), SUCCESSION: successions,
     ROLES: st.lists(extent_roles, max_size=3).map(tuple),
     EXTENTS: st.lists(st.tuples(counts, counts), max_size=3).map(tuple),
+    FIGURES: st.dictionaries(texts, counts, max_size=3),
 }  # fmt: skip
 for added, (_, codecs_of) in _PLAIN.items():
     if added not in messages and all(field in of_codec for field in codecs_of):

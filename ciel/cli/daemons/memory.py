@@ -37,13 +37,17 @@ from ciel.core.events import (
     KeepExtents,
     LeaseAsked,
     LeaseGranted,
+    MemoryReported,
     Message,
     PeerServerLost,
     RolesTaken,
     TakeRoles,
 )
+from ciel.memory.host import lockable_bytes, locked_bytes, read_host
 from ciel.memory.page_server import (
     EXTENT_BYTES,
+    PAGE_BYTES,
+    Figures,
     Holding,
     PageServer,
     Role,
@@ -58,6 +62,8 @@ from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
 
 TOKEN_FOR_S: Final = 10.0
+REPORT_S: Final = 1.0
+"""The time between two reports of this server's figures to the master."""
 CONNECT_TIMEOUT_S: Final = 1.0
 START_ERRORS = (AccessError, NetError, DaemonError, CielError, OSError)
 
@@ -151,13 +157,17 @@ class MemoryServer:
 
         reconnector = Reconnector(self._reactor, control, connect, self)
         self._closers.append(reconnector.stop)
-        renewing = LoopingCall(self._renew)
-        renewing.clock = self._reactor
-        renewing.start(RENEWAL_S)
-        self._closers.append(renewing.stop)
+        self._repeat(self._renew, RENEWAL_S)
+        self._repeat(self._report, REPORT_S)
         reconnector.start()
         log.info("memory server {id} at {address}", id=self._id, address=address)
         settle_memory()
+
+    def _repeat(self, call: Callable[[], object], every_s: float) -> None:
+        repeated = LoopingCall(call)
+        repeated.clock = self._reactor
+        repeated.start(every_s)
+        self._closers.append(repeated.stop)
 
     def _listen(self, pages: PageServer) -> Address:
         host, port, _ = parse_address(self._options.listen)
@@ -234,6 +244,25 @@ class MemoryServer:
         if self._peer is not None:
             self._peer.send(LeaseAsked(int(self._reactor.seconds() * 1e6)))
 
+    def _report(self) -> None:
+        if self._peer is None or self._pages is None:
+            return
+        self._peer.send(MemoryReported(self._figures(self._pages.figures())))
+
+    def _figures(self, pages: Figures) -> dict[str, int]:
+        """Return the numbers that the master shows (`ciel.master.memory_stats.REPORTED`)."""
+        host, offer_bytes = read_host(), self._options.offer
+        counters = {name: value for name, value in pages._asdict().items() if name not in _GAUGES}
+        return {
+            **counters,
+            "used_bytes": pages.pages_used * PAGE_BYTES,
+            "locked_bytes": min(locked_bytes(), offer_bytes) if self._options.lock else 0,
+            "lockable_bytes": lockable_bytes(offer_bytes),
+            "offer_max_bytes": offer_bytes,
+            "swap_bytes": host.swap_bytes,
+            "stalled_us_per_s": round(host.some_percent * 1e4),
+        }
+
     # --- orders -----------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
@@ -306,6 +335,7 @@ class MemoryServer:
         return "memory"
 
 
+_GAUGES: Final = frozenset(("pages_offered", "pages_used", "extents"))
 _LAST_EPOCH: Final = (1 << 32) - 1
 
 

@@ -141,6 +141,36 @@ def test_a_server_that_stood_still_joins_again(
 
 
 @pytest.mark.slow
+def test_figures_of_servers_and_volumes_are_shown(
+    lenders: Lenders, lasting_cluster: HandCluster
+) -> None:
+    lenders.start()
+    lenders.start()
+    lenders.create("scratch", "2MiB", 2)
+    with Client(lasting_cluster.url, access=str(lasting_cluster.access)) as client:
+        space = client.memory("scratch")
+        space.write(0, bytes(3 * PAGE))
+        space.read(0, 2 * PAGE)
+        space.close()
+
+    def totals(name: str) -> int:
+        found = lenders.ciel("stats")
+        lenders.schemas.check("memory-stats", found)
+        return sum(row[name] for row in found["servers"])
+
+    wait_for(lambda: totals("pages_read") == 2, "the figures")
+    assert totals("used_bytes") == totals("pages_written") * PAGE == 6 * PAGE
+    assert totals("offer_max_bytes") == totals("offered_bytes") == 128 * MIB
+    watching = lenders.home.start("ciel", "memory", "stats", "--watch", "--json")
+    assert watching.stdout is not None
+    lines = [json.loads(watching.stdout.readline()) for _ in range(2)]
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(20) == 130
+    watching.communicate()
+    assert [line["volumes"][0]["name"] for line in lines] == ["scratch"] * 2
+
+
+@pytest.mark.slow
 def test_pages_without_a_copy_are_lost_with_an_error_that_names_the_server(
     lenders: Lenders, lasting_cluster: HandCluster
 ) -> None:
