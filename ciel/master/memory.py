@@ -29,7 +29,14 @@ from ciel.core.events import (
     TakeRoles,
 )
 from ciel.core.ids import check_id
-from ciel.master.memory_stats import Figures, server_facts, server_row, volume_row
+from ciel.master.memory_stats import (
+    Figures,
+    families,
+    server_facts,
+    server_row,
+    summary,
+    volume_row,
+)
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
 from ciel.memory.volumes import (
     LEASE_S,
@@ -47,6 +54,7 @@ from ciel.memory.volumes import (
     Volumes,
 )
 from ciel.net.control import ControlPeer
+from ciel.net.exposition import Family
 from ciel.net.ticks import DelayedCall
 
 log = Logger(__name__)
@@ -147,6 +155,14 @@ class MemoryServers:
         if topic == "memory_place":
             return self._place(_text(argument, "name"), argument.get("extent"))
         raise VolumeError(f"there is no query {topic!r}")
+
+    def families(self) -> list[Family]:
+        """Return the metrics of memory servers and volumes."""
+        return families(self._volumes, self._reports)
+
+    def summary(self) -> dict[str, int]:
+        """Return what `ciel status` shows; empty without memory servers and volumes."""
+        return summary(self._volumes)
 
     def change(self, topic: str, argument: Mapping[str, Any]) -> Any:
         """Carry out a request about memory; raises CielError."""

@@ -56,7 +56,9 @@ def volume_row(volume: Volume) -> dict[str, Any]:
 
 
 def summary(volumes: Volumes) -> dict[str, int]:
-    """Return the numbers that `ciel status` shows."""
+    """Return the numbers that `ciel status` shows; none without memory servers and volumes."""
+    if not volumes.servers and not volumes.volumes:
+        return {}
     servers = [server for server in volumes.servers.values() if server.is_here]
     rows = [volume_row(volume) for volume in volumes.volumes.values()]
     return {
