@@ -29,6 +29,7 @@ from ciel.core.events import (
     TakeRoles,
 )
 from ciel.core.ids import check_id
+from ciel.master.memory_limits import NO_LIMITS, Limits, check_user
 from ciel.master.memory_stats import (
     Figures,
     families,
@@ -66,8 +67,9 @@ _ROLES: Final = {Role.NONE: 0, Role.PRIMARY: 1, Role.BACKUP: 2, Role.JOINING: 3}
 class MemoryServers:
     """The connections of memory servers. Implements the callbacks of their peers."""
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: Any, limits: Limits = NO_LIMITS) -> None:
         self._reactor = reactor
+        self._limits = limits
         self._volumes = Volumes()
         self._peers: dict[ServerId, ControlPeer] = {}
         self._names: dict[ControlPeer, ServerId] = {}
@@ -183,7 +185,10 @@ class MemoryServers:
         size_bytes = _whole(argument.get("size_bytes"), 1, EXTENTS_MAX * EXTENT_BYTES)
         replicas = _whole(argument.get("replicas"), 1, 1 << 30)
         extents = -(-size_bytes // EXTENT_BYTES)
-        self._volumes.create(name, extents, replicas, self._now_s())
+        owner = check_user(argument.get("user", ""))
+        if name not in self._volumes.volumes:
+            self._limits.check(self._volumes.volumes.values(), owner, extents, replicas)
+        self._volumes.create(name, extents, replicas, self._now_s(), owner)
         return self._volume(name)
 
     def _remove(self, argument: Mapping[str, Any]) -> Any:
@@ -220,7 +225,7 @@ class MemoryServers:
         volume, places = self._volumes.named(name), self._volumes.places(name)
         return {
             "name": name, "number": volume.number, "size_bytes": len(places) * EXTENT_BYTES,
-            "replicas": volume.replicas,
+            "replicas": volume.replicas, "owner": volume.owner,
             "copies": min(len(extent.in_sync) for extent in volume.extents),
             "available": sum(bool(place.address) for place in places), "extents": len(places),
             "why": next((place.why for place in places if place.why), ""),

@@ -167,12 +167,16 @@ class Extent:
 
 
 class Volume:
-    """A volume. `replicas`: of each page, at all times if there are enough servers."""
+    """A volume. `replicas`: of each page, at all times if there are enough servers.
 
-    def __init__(self, number: int, name: str, replicas: int) -> None:
+    `owner`: the user who has created it, as the client says; "" if it does not.
+    """
+
+    def __init__(self, number: int, name: str, replicas: int, owner: str = "") -> None:
         self.number = number
         self.name = name
         self.replicas = replicas
+        self.owner = owner
         self.extents: list[Extent] = []
 
 
@@ -275,7 +279,9 @@ class Volumes:
 
     # --- volumes ----------------------------------------------------------------------------------
 
-    def create(self, name: str, extents: int, replicas: int, now_s: float) -> Volume:
+    def create(
+        self, name: str, extents: int, replicas: int, now_s: float, owner: str = ""
+    ) -> Volume:
         """Reserve memory for a volume; raises VolumeError."""
         if name in self.volumes:
             raise VolumeError(f"there is a volume {name!r} already")
@@ -283,7 +289,7 @@ class Volumes:
             raise VolumeError(f"a volume has 1 to {REPLICAS_MAX} replicas, not {replicas}")
         if extents < 1:
             raise VolumeError("a volume has at least one extent")
-        volume = Volume(self._next_volume, name, replicas)
+        volume = Volume(self._next_volume, name, replicas, owner)
         free = {server.id: server.free for server in self._usable()}
         placed = []
         for _ in range(extents):

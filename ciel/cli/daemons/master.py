@@ -37,6 +37,7 @@ from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
 from ciel.master.memory import MemoryServers
+from ciel.master.memory_limits import VOLUMES_MAX, Limits
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
 from ciel.master.standbys import ByRole, Standbys
@@ -106,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
         help="the access file (default: below the user's state directory)",
     )
     _add_journal_options(parse)
+    _add_memory_options(parse)
     add(
         "--standby",
         metavar="URL",
@@ -173,6 +175,26 @@ def _add_journal_options(parse: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_memory_options(parse: argparse.ArgumentParser) -> None:
+    add = parse.add_argument
+    add(
+        "--memory-volumes-max",
+        type=whole_number(0, 2**31),
+        metavar="N",
+        default=VOLUMES_MAX,
+        help=f"create no volume of remote memory if there are as many (default: {VOLUMES_MAX:,}; "
+        "0: no limit)",
+    )
+    add(
+        "--memory-max-per-user",
+        type=memory_size,
+        metavar="SIZE",
+        default=0,
+        help="how much remote memory the volumes of one user may reserve, with their copies "
+        "(default 0: no limit)",
+    )
+
+
 class Restored(NamedTuple):
     """A master as its journal describes it. `epoch`: the number of the last start."""
 
@@ -223,7 +245,9 @@ class Master:
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
         service.on_inconsistent = self._fail_inconsistent
-        memory = service.memory = MemoryServers(reactor)
+        memory = service.memory = MemoryServers(
+            reactor, Limits(options.memory_volumes_max, options.memory_max_per_user)
+        )
         self._closers.append(memory.close)
         owner: Owner = ByRole(service, memory, None)
         if file_journal is not None:

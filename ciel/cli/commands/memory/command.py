@@ -17,6 +17,7 @@ from ciel.cli.output.watching import pause
 from ciel.cli.parsing.parser import memory_size, whole_number
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
+from ciel.client.memory import user_name
 from ciel.memory.volumes import REPLICAS_MAX
 
 POLL_S: Final = 0.1
@@ -40,16 +41,17 @@ def _list(client: Client, args: Namespace) -> int:
     ]  # fmt: skip
     volumes = [
         [row["name"], size(row["size_bytes"]), f"{row['copies']} of {row['replicas']}",
-         state_of_volume(row)]
+         row["owner"], state_of_volume(row)]
         for row in found["volumes"]
     ]  # fmt: skip
     print_text(table(("SERVER", "ADDRESS", "OFFERED", "RESERVED", "STATE"), servers))
-    print_text(table(("VOLUME", "SIZE", "COPIES", "STATE"), volumes))
+    print_text(table(("VOLUME", "SIZE", "COPIES", "OWNER", "STATE"), volumes))
     return Status.DONE
 
 
 def _create(client: Client, args: Namespace) -> int:
-    argument = {"name": args.name, "size_bytes": args.size, "replicas": args.replicas}
+    argument = {"name": args.name, "size_bytes": args.size, "replicas": args.replicas,
+                "user": user_name()}  # fmt: skip
     made = client.change("memory_create", argument)
     if args.json:
         print_json(made)
