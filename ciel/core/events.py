@@ -537,6 +537,16 @@ class MemoryReported(NamedTuple):
     figures: dict[str, int]
 
 
+class OfferChanged(NamedTuple):
+    """A memory server offers another number of extents: its host is short of memory, or no more.
+
+    `is_urgent`: the kernel may soon kill programs there.
+    """
+
+    extents: int
+    is_urgent: bool
+
+
 # --- master to memory server ----------------------------------------------------------------------
 
 
@@ -694,7 +704,10 @@ FromWorker = (
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat
-FromMemory = LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | MemoryReported | Heartbeat
+FromMemory = (
+    LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | MemoryReported | OfferChanged
+    | Heartbeat
+)  # fmt: skip
 ToMemory = (
     LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer | Heartbeat
 )  # fmt: skip

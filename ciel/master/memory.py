@@ -24,6 +24,7 @@ from ciel.core.events import (
     LeaseGranted,
     MemoryReported,
     Message,
+    OfferChanged,
     PeerServerLost,
     RolesTaken,
     TakeRoles,
@@ -87,7 +88,7 @@ class MemoryServers:
         about = peer.hello.about
         try:
             server, address = check_id(about.get("server")), _address(about.get("address"))
-            extents_max = _whole(about.get("extents"), 1, EXTENTS_MAX)
+            extents_max = _whole(about.get("extents"), 0, EXTENTS_MAX)
             if server in self._peers:
                 self._let_go(self._peers[server])
             self._volumes.join(server, address, extents_max, self._now_s())
@@ -122,6 +123,10 @@ class MemoryServers:
                 volumes.synced(server, (volume, extent), epoch, other, now_s)
             case MemoryReported(figures):
                 self._reports[server] = figures
+            case OfferChanged(extents, is_urgent):
+                log.info("memory server {id} offers {mib} MiB now", id=server,
+                         mib=extents * (EXTENT_BYTES >> 20))  # fmt: skip
+                volumes.offer(server, min(extents, EXTENTS_MAX), now_s, is_urgent=is_urgent)
             case PeerServerLost(number):
                 volumes.peer_lost(server, self._numbered(number), now_s)
 

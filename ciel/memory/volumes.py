@@ -124,11 +124,20 @@ class Server:
         self.held: set[ExtentKey] = set()  # and extents that it has to forget
         self.is_here = True
         self.is_draining = False
+        self.surplus: set[ExtentKey] = set()  # of `held`: more than it offers, so others get them
+        self.is_urgent = False  # it gives copies up for which no other server has room
         self.lease_until_s = 0.0
 
     @property
     def free(self) -> int:
         return self.extents_max - len(self.held)
+
+    def forget(self, key: ExtentKey) -> None:
+        self.held.discard(key)
+        self.surplus.discard(key)
+
+    def gives_away(self, key: ExtentKey) -> bool:
+        return self.is_draining or key in self.surplus
 
 
 class _Stage(Enum):
@@ -238,8 +247,44 @@ class Volumes:
         self._orders.append(Retain(server_id, tuple(sorted(server.held))))
         for key in sorted(server.held):
             self._decide(self._extent(key), now_s)
+        self.offer(server_id, extents_max, now_s)
+
+    def offer(
+        self, server_id: ServerId, extents_max: int, now_s: float, *, is_urgent: bool = False
+    ) -> None:
+        """Change how much a server offers. If it holds more, other servers get the rest.
+
+        `is_urgent`: for which no other server has room, the server gives it up nevertheless, if
+        another one has all its pages.
+        """
+        server = self.servers.get(server_id)
+        if server is None or not server.is_here:
+            return
+        server.extents_max, server.is_urgent = extents_max, is_urgent
+        server.surplus = self._surplus(server)
+        self._short |= dict.fromkeys(self._extent(key) for key in server.surplus)
         self._has_room()
         self._repair(now_s)
+
+    def _surplus(self, server: Server) -> set[ExtentKey]:
+        """Return the extents that a server gives away, since it holds more than it offers.
+
+        An extent that another server has copied, or is copying now, is among them.
+        """
+        held = {k: e for k in server.held if server.id in (e := self._extent(k)).holders}
+        going = {
+            key
+            for key in server.surplus & held.keys()
+            if held[key].joining or len(held[key].in_sync) > self._by_number[key[0]].replicas
+        }
+
+        def cost(key: ExtentKey) -> tuple[bool, bool, bool, ExtentKey]:
+            extent = held[key]
+            is_new = server.id in extent.joining
+            return key not in going, is_new, extent.primary == server.id, key
+
+        count = max(len(held) - server.extents_max, len(going))
+        return set(sorted(held, key=cost)[:count])
 
     def renew(self, server_id: ServerId, now_s: float) -> None:
         """Renew a server's lease, from the moment at which it has asked."""
@@ -321,7 +366,7 @@ class Volumes:
             extent.epoch += 1
             for server in self.servers.values():
                 if extent.key in server.held:
-                    server.held.discard(extent.key)
+                    server.forget(extent.key)
                     self._hold(server.id, Holding(*extent.key, extent.epoch, Role.NONE))
         self._has_room()
         del self._by_number[volume.number]
@@ -442,7 +487,7 @@ class Volumes:
             if self._is_here(server_id):
                 extent.joining.add(server_id)
             else:
-                self.servers[server_id].held.discard(extent.key)
+                self.servers[server_id].forget(extent.key)
         self._short[extent] = None
         return set(extent.joining)
 
@@ -458,12 +503,12 @@ class Volumes:
             extent.leaving.add(server_id)
             self._hold(server_id, Holding(*extent.key, extent.epoch + 1, Role.NONE))
         else:  # when it returns, `Retain` names the rest
-            server.held.discard(extent.key)
+            server.forget(extent.key)
 
     def _has_left(self, extent: Extent, server: Server) -> None:
         extent.leaving.discard(server.id)
         if server.id not in extent.holders:
-            server.held.discard(extent.key)
+            server.forget(extent.key)
             self._has_room()
         if server.is_draining and not server.held and server.is_here:
             self._orders.append(Dismiss(server.id))
@@ -545,11 +590,15 @@ class Volumes:
 
     def _repair_one(self, extent: Extent, now_s: float) -> None:
         replicas = self._by_number[extent.key[0]].replicas
-        staying = {s for s in extent.in_sync if not self.servers[s].is_draining}
+        leaving = {s for s in extent.in_sync if self.servers[s].gives_away(extent.key)}
+        staying = extent.in_sync - leaving
         if len(staying) < replicas:
-            usable = [s for s in self._usable() if s.free and s.id not in extent.holders]
+            usable = [s for s in self._usable() if s.free > 0 and s.id not in extent.holders]
             if not usable:
                 self._crowded[extent] = None
+                urgent = {s for s in leaving if self.servers[s].is_urgent}
+                if staying and urgent:
+                    self._leave(extent, min(urgent), now_s)
                 return
             chosen = max(usable, key=lambda server: server.free)
             chosen.held.add(extent.key)
@@ -557,12 +606,11 @@ class Volumes:
             self._syncing.add(extent)
             self._begin(extent, {chosen.id}, now_s)
             return
-        leaving = extent.in_sync - staying
         if leaving:  # each in turn
             self._leave(extent, min(leaving), now_s)
 
     def _leave(self, extent: Extent, server_id: ServerId, now_s: float) -> None:
-        """Take an extent away from a server that drains, and has a replacement."""
+        """Take an extent away from a server that gives it away."""
         self._without(extent, server_id)
         untold: set[ServerId] = set()
         if extent.primary == server_id:
@@ -573,7 +621,7 @@ class Volumes:
     def _burden(self, server_id: ServerId) -> tuple[bool, int]:
         """Return a number that is smaller for a better primary."""
         server = self.servers[server_id]
-        return server.is_draining, -server.free
+        return server.is_draining or server.free < 0, -server.free
 
     def _is_here(self, server_id: ServerId) -> bool:
         server = self.servers.get(server_id)
@@ -583,7 +631,7 @@ class Volumes:
         return (s for s in self.servers.values() if s.is_here and not s.is_draining)
 
     def _no_room(self, extents: int, replicas: int) -> str:
-        free = sum(server.free for server in self._usable())
+        free = sum(max(server.free, 0) for server in self._usable())
         return (
             f"the volume needs {extents * replicas} MiB on at least {replicas} servers; "
             f"{free} MiB are free"

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from twisted.internet.task import Clock
 
-from ciel.core.events import Message, RolesTaken, TakeRoles
+from ciel.core.events import MemoryReported, Message, OfferChanged, RolesTaken, TakeRoles
 from ciel.master.memory import MemoryServers
 from ciel.master.memory_limits import NO_LIMITS, Limits
 from ciel.memory.volumes import VolumeError
@@ -71,3 +71,37 @@ def test_volumes_are_limited_and_counted_for_their_user() -> None:
 def test_a_volume_of_a_client_that_names_no_user_has_no_owner() -> None:
     servers, _ = master()
     assert create(servers, "v")["owner"] == ""
+
+
+def test_a_lower_offer_is_shown_and_no_volume_exceeds_it() -> None:
+    servers, lender = master()
+    create(servers, "v", 2)
+    lender.carries_out()
+    lender.says(OfferChanged(1, False), MemoryReported({"offer_max_bytes": 8 * MIB}))
+    (row,) = servers.answer("memory_stats", {})["servers"]
+    assert (row["offered_bytes"], row["offer_max_bytes"]) == (MIB, 8 * MIB)
+    assert row["reserved_bytes"] == 2 * MIB
+    with pytest.raises(VolumeError, match="0 MiB are free"):
+        create(servers, "w")
+
+
+def test_the_pages_of_a_lower_offer_move_to_another_server() -> None:
+    servers, first = master()
+    create(servers, "v", 2)
+    second = Lender(servers, "b")
+    for _ in range(9):
+        first.carries_out()
+        second.carries_out()
+    first.says(OfferChanged(1, False))
+    for _ in range(9):
+        first.carries_out()
+        second.carries_out()
+    found = servers.answer("memory_stats", {})
+    assert [row["reserved_bytes"] for row in found["servers"]] == [2 * MIB, MIB]
+    assert found["volumes"][0]["copying"] == 1
+
+
+def test_a_server_that_joins_may_offer_nothing() -> None:
+    servers, _ = master()
+    Lender(servers, "b", 0)
+    assert [row["offered_bytes"] for row in servers.answer("memory", {})["servers"]] == [8 * MIB, 0]

@@ -1,8 +1,8 @@
 """Simulates memory servers, their owner and clients on an imaginary network.
 
-Servers die, freeze, leave, come back and lose their network; messages take random times. Each page
-has one writer and several readers, so a stale read can be recognised: a read must return at least
-the last version whose write had ended, or that another read had returned, before it began.
+Servers die, freeze, leave, come back, offer less or lose their network; messages take random times.
+Each page has one writer and several readers, so a stale read can be recognised: a read must return
+at least the last version whose write had ended, or that another read had returned, before it began.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ciel.memory.volumes import (
 
 PAGES = 4  # of an extent
 EXTENTS = 3  # of a volume
+OFFER = 2 * EXTENTS
 REQUEST_TIMEOUT_S = 0.7
 FAULTS_FOR_S = 20.0
 HEALED_FOR_S = 10.0
@@ -377,7 +378,7 @@ class World:
             volumes = self.volumes
             match what:
                 case "join":
-                    volumes.join(server.name, server.name, 2 * EXTENTS, self.now_s)
+                    volumes.join(server.name, server.name, OFFER, self.now_s)
                     self.to_server(server, "leased", self.now_s)
                 case "renew":
                     volumes.renew(server.name, self.now_s)
@@ -525,7 +526,9 @@ class World:
                     if known is None or extent.key not in known.held:
                         found.append(f"{each} does not hold {extent.key}")
         for server in self.volumes.servers.values():
-            if server.free < 0:
+            kept = [k for k in server.held if server.id in self.volumes._extent(k).holders]
+            is_over = server.is_here and len(kept) - len(server.surplus) > server.extents_max
+            if is_over or len(server.held) > OFFER:
                 found.append(f"{server.id} holds more than it offers")
         return found
 
@@ -554,6 +557,9 @@ class World:
         """Do something to a server, and again later."""
         if self.now_s > FAULTS_FOR_S:
             self.is_calm = True
+            for server in self.servers.values():
+                self.volumes.offer(server.name, OFFER, self.now_s)
+            self.acts()
             return
         self.after(self.chance.expovariate(1.5), self.fault)
         living = [server for server in self.servers.values() if not server.is_dead]
@@ -571,6 +577,10 @@ class World:
             server.cut_until_s = self.now_s + self.chance.expovariate(1.0)
             if self.chance.random() < 0.5:  # its connection breaks, instead of being silent
                 self.after(self.chance.expovariate(20.0), self.notice, server)
+        elif chance < 0.9 and self._knows(server):
+            extents, is_urgent = self.chance.randrange(OFFER + 1), self.chance.random() < 0.5
+            self.volumes.offer(server.name, extents, self.now_s, is_urgent=is_urgent)
+            self.acts()
         elif len(living) > 3 and self._knows(server):
             self.volumes.drain(server.name, self.now_s)
             self.acts()
