@@ -26,6 +26,7 @@ from ciel.cli.daemons.addresses import (
     with_port,
 )
 from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.memory_offer import HostWatch, add_pressure
 from ciel.cli.daemons.process import log, run, settle_memory
 from ciel.cli.parsing.parser import Parser, memory_size
 from ciel.core.errors import CielError
@@ -39,11 +40,12 @@ from ciel.core.events import (
     LeaseGranted,
     MemoryReported,
     Message,
+    OfferChanged,
     PeerServerLost,
     RolesTaken,
     TakeRoles,
 )
-from ciel.memory.host import lockable_bytes, locked_bytes, read_host
+from ciel.memory.host import HostMemory, lockable_bytes, locked_bytes
 from ciel.memory.page_server import (
     EXTENT_BYTES,
     PAGE_BYTES,
@@ -63,7 +65,7 @@ from ciel.wire.session import Session
 
 TOKEN_FOR_S: Final = 10.0
 REPORT_S: Final = 1.0
-"""The time between two reports of this server's figures to the master."""
+"""The time between two readings of the host's memory, and reports to the master."""
 CONNECT_TIMEOUT_S: Final = 1.0
 START_ERRORS = (AccessError, NetError, DaemonError, CielError, OSError)
 
@@ -79,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     found = "the master (default: CIEL_MASTER, the configuration, `ciel up`)"
     add("--offer", type=memory_size, metavar="SIZE", required=True, help="how much memory to lend")
     add("--lock", action="store_true", help="keep the memory from being swapped out")
+    add_pressure(add)
     add("--master", metavar="URL", help=found)
     add("--access", metavar="FILE", help="the master's access file, with its key")
     add(
@@ -117,6 +120,7 @@ class MemoryServer:
         self._id = f"memory-{secrets.token_hex(8)}"
         self._closers: list[Callable[[], object]] = []
         self._pages: PageServer | None = None
+        self._watch: HostWatch | None = None
         self._peer: Peer | None = None
         self._orders: list[Message] = []
         self._is_busy = False
@@ -140,14 +144,17 @@ class MemoryServer:
         except OSError as error:
             raise DaemonError(f"{error.strerror}; offer less, or see `ulimit -l`") from None
         self._closers.append(self._pages.close)
+        watch = self._watch = HostWatch(
+            self._reactor, self._options, self._pages, self._offer_changed
+        )
+        self._closers.append(watch.close)
         address = with_port(advertised(self._options), self._listen(self._pages))
         self._reactor.addReader(self)
         self._closers.append(lambda: self._reactor.removeReader(self))
-        about = {"server": self._id, "address": address,
-                 "extents": self._options.offer // EXTENT_BYTES}  # fmt: skip
         ticks = Ticks(self._reactor)
 
         def connect(owner: Owner) -> ControlPeer:
+            about = {"server": self._id, "address": address, "extents": watch.offer.extents}
             session = Session.initiator(
                 key.derive(KeyRole.MEMORY) or key, KeyRole.MEMORY, software=ciel.__version__,
                 cluster_id=cluster_id, about=about,
@@ -205,6 +212,8 @@ class MemoryServer:
         self._peer = peer
         self._orders.clear()
         self._renew()
+        if self._watch is not None and self._watch.offer.is_urgent:  # the greeting has the rest
+            self._offer_changed()
 
     def peer_said(self, peer: Peer, messages: list[Message]) -> None:
         for message in messages:
@@ -245,13 +254,19 @@ class MemoryServer:
             self._peer.send(LeaseAsked(int(self._reactor.seconds() * 1e6)))
 
     def _report(self) -> None:
-        if self._peer is None or self._pages is None:
+        if self._watch is None or self._pages is None:
             return
-        self._peer.send(MemoryReported(self._figures(self._pages.figures())))
+        pages = self._pages.figures()
+        host = self._watch.observe(len(self._held), pages.pages_used)
+        self._say(MemoryReported(self._figures(pages, host)))
 
-    def _figures(self, pages: Figures) -> dict[str, int]:
+    def _offer_changed(self) -> None:
+        if self._watch is not None:
+            self._say(OfferChanged(self._watch.offer.extents, self._watch.offer.is_urgent))
+
+    def _figures(self, pages: Figures, host: HostMemory) -> dict[str, int]:
         """Return the numbers that the master shows (`ciel.master.memory_stats.REPORTED`)."""
-        host, offer_bytes = read_host(), self._options.offer
+        offer_bytes = self._options.offer
         counters = {name: value for name, value in pages._asdict().items() if name not in _GAUGES}
         return {
             **counters,

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -33,10 +34,12 @@ class Lenders:
         self.processes: dict[str, subprocess.Popen[str]] = {}  # by id
         self.schemas = Schemas()
 
-    def start(self, offer: str = "64MiB") -> str:
+    def start(self, offer: str = "64MiB", *options: str) -> str:
         """Start a server; return its id."""
         before = set(self.servers())
-        process = self.home.start("ciel-memory", "--offer", offer, "--listen", "127.0.0.1:0")
+        pressure = options or ("--pressure-max", "off")  # whatever else runs on this host
+        words = ["--offer", offer, "--listen", "127.0.0.1:0", *pressure]
+        process = self.home.start("ciel-memory", *words)
         wait_for(lambda: set(self.servers()) - before, "the server", 20.0)
         (server,) = set(self.servers()) - before
         self.processes[server] = process
@@ -190,6 +193,55 @@ def test_figures_of_servers_and_volumes_are_shown(
     assert watching.wait(20) == 130
     watching.communicate()
     assert [line["volumes"][0]["name"] for line in lines] == ["scratch"] * 2
+
+
+class Kernel:
+    """Imitates the files in which the kernel describes its memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "pressure").mkdir()
+        self.tells(8 << 20)
+
+    def tells(self, available_kib: int) -> None:
+        meminfo = f"MemTotal: {16 << 20} kB\nMemAvailable: {available_kib} kB\nSwapTotal: 0 kB\n"
+        (self.directory / "meminfo").write_text(meminfo)
+        line = "avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+        (self.directory / "pressure/memory").write_text(f"some {line}full {line}")
+
+
+def resident_bytes(process: subprocess.Popen[str]) -> int:
+    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * PAGE
+
+
+@pytest.mark.slow
+def test_a_server_gives_memory_back_while_its_host_is_short_of_it(
+    lenders: Lenders, lasting_cluster: HandCluster, tmp_path: Path
+) -> None:
+    kernel = Kernel(tmp_path)
+    short = lenders.start("64MiB", "--proc", str(tmp_path))
+    lenders.create("single", "32MiB", 1)
+    with Client(lasting_cluster.url, access=str(lasting_cluster.access)) as client:
+        space = client.memory("single", timeout_s=20.0)
+        content = os.urandom(32 * MIB)
+        space.write(0, content)
+        before = resident_bytes(lenders.processes[short])
+
+        def has(server: str, name: str, size_bytes: int) -> bool:
+            return bool(lenders.servers().get(server, {}).get(name) == size_bytes)
+
+        kernel.tells(100 << 10)
+        wait_for(lambda: has(short, "offered_bytes", 0), "the lower offer")
+        assert has(short, "reserved_bytes", 32 * MIB)  # the only copy stays
+        other = lenders.start("48MiB")
+        wait_for(lambda: has(short, "reserved_bytes", 0), "the move", 30.0)
+        wait_for(lambda: has(other, "reserved_bytes", 32 * MIB), "the other server")
+        process = lenders.processes[short]  # its connections have buffers of some MiB more now
+        wait_for(lambda: resident_bytes(process) < before - 20 * MIB, "the memory")
+        assert space.read(0, 32 * MIB) == content
+        space.close()
+    found = json.loads(lenders.home.run("ciel", "doctor", "--json").stdout)
+    assert any("offers 0 of 64MiB: its host is short" in finding["found"] for finding in found)
 
 
 @pytest.mark.slow
