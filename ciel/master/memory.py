@@ -47,7 +47,6 @@ from ciel.memory.volumes import (
     Expel,
     Hold,
     Holding,
-    Moved,
     Order,
     Retain,
     Role,
@@ -250,7 +249,7 @@ class MemoryServers:
         """Send the orders of the state, and plan its next tick."""
         while orders := self._volumes.take_orders():
             for order in orders:
-                peer = None if isinstance(order, Moved) else self._peers.get(order.server)
+                peer = self._peers.get(order.server)
                 if peer is not None:
                     self._send(peer, order)
         if self._timer is not None and self._timer.active():

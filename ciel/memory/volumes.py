@@ -92,13 +92,7 @@ class Expel(NamedTuple):
     server: ServerId
 
 
-class Moved(NamedTuple):
-    """Clients of a volume need its new places."""
-
-    volume: int
-
-
-Order = Connect | Hold | Retain | Dismiss | Expel | Moved
+Order = Connect | Hold | Retain | Dismiss | Expel
 
 
 class Place(NamedTuple):
@@ -211,7 +205,6 @@ class Volumes:
         ] = {}  # with fewer copies than wanted, or on a server to drain
         self._crowded: dict[Extent, None] = {}  # of these, those for which no server has room
         self._syncing: set[Extent] = set()
-        self._moved: dict[int, None] = {}
         self._next_volume = 1
 
     def take_orders(self) -> list[Order]:
@@ -225,9 +218,7 @@ class Volumes:
             ]
             self._orders.append(Hold(server_id, number, tuple(holdings)))
         self._holdings.clear()
-        orders = [*self._orders, *[Moved(volume) for volume in self._moved]]
-        self._orders.clear()
-        self._moved.clear()
+        orders, self._orders = self._orders, []
         return orders
 
     # --- servers ----------------------------------------------------------------------------------
@@ -370,7 +361,6 @@ class Volumes:
                     self._hold(server.id, Holding(*extent.key, extent.epoch, Role.NONE))
         self._has_room()
         del self._by_number[volume.number]
-        self._moved[volume.number] = None
         for server in self.servers.values():
             if server.is_draining and server.is_here and not server.held:
                 self._orders.append(Dismiss(server.id))
@@ -466,7 +456,6 @@ class Volumes:
             extent.epoch += 1
             extent.stage = _Stage.UNAVAILABLE
             extent.waits = set()
-            self._moved[extent.key[0]] = None
             return
         if extent.primary in here:
             for server_id in sorted(extent.in_sync - set(here)):
@@ -521,7 +510,6 @@ class Volumes:
     def _begin(self, extent: Extent, new: Iterable[ServerId], now_s: float) -> None:
         """Begin a decision: `new` servers get a role before the primary does."""
         extent.epoch += 1
-        self._moved[extent.key[0]] = None
         self._fencing.pop(extent, None)
         extent.waits = set()
         for server_id in sorted(set(new) - {extent.primary}):
@@ -556,7 +544,6 @@ class Volumes:
             return
         if extent.stage is _Stage.PRIMARY:
             extent.stage = _Stage.READY
-            self._moved[extent.key[0]] = None
             self._short[extent] = None
             return
         extent.stage = _Stage.PRIMARY

@@ -11,7 +11,6 @@ from ciel.memory.volumes import (
     Expel,
     Hold,
     Holding,
-    Moved,
     Order,
     Place,
     Retain,
@@ -80,13 +79,13 @@ def test_a_new_volume_tells_its_backups_before_its_primary() -> None:
     owner.orders.clear()
     owner.volumes.create("v", 1, 2, 0.0)
     backup = Hold("b", 1, (Holding(1, 0, 1, Role.BACKUP),))
-    assert owner.volumes.take_orders() == [backup, Moved(1)]
+    assert owner.volumes.take_orders() == [backup]
     assert owner.place() == Place(1, "", "")
     owner.volumes.told("b", 1, 0.0)
     primary = Hold("a", 1, (Holding(1, 0, 1, Role.PRIMARY, ("b",)),))
     assert owner.volumes.take_orders() == [Connect("a", "b"), primary]
     owner.volumes.told("a", 1, 0.0)
-    assert owner.volumes.take_orders() == [Moved(1)]
+    assert owner.volumes.take_orders() == []
     assert owner.place() == Place(1, "a:1", "")
 
 

@@ -11,6 +11,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,7 +24,6 @@ from ciel.memory.volumes import (
     ExtentKey,
     Hold,
     Holding,
-    Moved,
     Order,
     Retain,
     Role,
@@ -309,9 +309,11 @@ class Client:
         self._later(self._try_read, key, page, least, attempt)
 
     def _again(self, try_: Callable[..., None], *arguments: Any) -> None:
+        """Ask the owner where the extent is, and try again."""
         if arguments[-1] == self.attempt:
             self.attempt += 1
-            try_(*arguments[:-1], self.attempt)
+            again = partial(try_, *arguments[:-1], self.attempt)
+            self.world.ask_place(arguments[0], again)
 
     def _later(self, try_: Callable[..., None], *arguments: Any) -> None:
         self.world.after(REQUEST_TIMEOUT_S, self._again, try_, *arguments)
@@ -323,6 +325,8 @@ class Client:
         if name:
             server = self.world.servers[name]
             self.world.to_server(server, method, key, epoch, *arguments, reply=reply)
+        else:
+            reply("stale")
 
     def _over(self) -> None:
         self.done += 1
@@ -490,10 +494,7 @@ class World:
     def acts(self) -> None:
         """Carry out the owner's orders."""
         for order in self.volumes.take_orders():
-            if isinstance(order, Moved):
-                self.after(self.chance.expovariate(500.0), self._learn, order.volume)
-            else:
-                self._to_joined(self.servers[order.server], "ordered", order)
+            self._to_joined(self.servers[order.server], "ordered", order)
         due_s = self.volumes.due_s()
         if due_s is not None and due_s != self._tick_s:
             self._tick_s = due_s
@@ -506,11 +507,17 @@ class World:
         self.volumes.tick(self.now_s)
         self.acts()
 
-    def _learn(self, number: int) -> None:
-        for name, volume in self.volumes.volumes.items():
-            if volume.number == number:
-                for extent, place in enumerate(self.volumes.places(name)):
-                    self.places[number, extent] = (place.epoch, place.address)
+    def ask_place(self, key: ExtentKey, then: Callable[[], object]) -> None:
+        """Let the clients learn where an extent is now; then call a function."""
+        name = next(n for n, each in self.volumes.volumes.items() if each.number == key[0])
+        place = self.volumes.places(name)[key[1]]
+
+        def learned() -> None:
+            if place.epoch >= self.places.get(key, (0, ""))[0]:
+                self.places[key] = (place.epoch, place.address)
+            then()
+
+        self.after(self.chance.expovariate(500.0), learned)
 
     def problems(self) -> list[str]:
         """Return broken rules of the owner's state."""
