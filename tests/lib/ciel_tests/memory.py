@@ -579,9 +579,11 @@ class World:
             if len(living) < 5:
                 self.after(self.chance.expovariate(2.0), self.new_server)
         elif chance < 0.5:
-            server.frozen_until_s = self.now_s + self.chance.expovariate(1.0)
+            until_s = self.now_s + self.chance.expovariate(1.0)
+            server.frozen_until_s = max(until_s, server.frozen_until_s)
         elif chance < 0.8:
-            server.cut_until_s = self.now_s + self.chance.expovariate(1.0)
+            until_s = self.now_s + self.chance.expovariate(1.0)
+            server.cut_until_s = max(until_s, server.cut_until_s)
             if self.chance.random() < 0.5:  # its connection breaks, instead of being silent
                 self.after(self.chance.expovariate(20.0), self.notice, server)
         elif chance < 0.9 and self._knows(server):
