@@ -261,6 +261,7 @@ class Client:
         self.world = world
         self.number = number
         self.own = pages
+        self.places: dict[ExtentKey, tuple[int, str]] = {}  # epoch and server, as it knows them
         self.id = 0
         self.attempt = 0
         self.done = 0
@@ -271,6 +272,8 @@ class Client:
             return
         chance = self.world.chance
         self.attempt += 1
+        if chance.random() < 0.1:  # as a client that has just been started
+            self.places.clear()
         if chance.random() < 0.5 and self.own:
             key, page = chance.choice(self.own)
             self.id += 1
@@ -312,8 +315,13 @@ class Client:
         """Ask the owner where the extent is, and try again."""
         if arguments[-1] == self.attempt:
             self.attempt += 1
-            again = partial(try_, *arguments[:-1], self.attempt)
-            self.world.ask_place(arguments[0], again)
+            key, again = arguments[0], partial(try_, *arguments[:-1], self.attempt)
+
+            def learned(epoch: int, server: str) -> None:
+                self.places[key] = (epoch, server)
+                again()
+
+            self.world.ask_place(key, learned)
 
     def _later(self, try_: Callable[..., None], *arguments: Any) -> None:
         self.world.after(REQUEST_TIMEOUT_S, self._again, try_, *arguments)
@@ -321,7 +329,7 @@ class Client:
     def _request(
         self, key: ExtentKey, attempt: int, method: str, *arguments: Any, reply: Callable[..., None]
     ) -> None:
-        epoch, name = self.world.places.get(key, (0, ""))
+        epoch, name = self.places.get(key, (0, ""))
         if name:
             server = self.world.servers[name]
             self.world.to_server(server, method, key, epoch, *arguments, reply=reply)
@@ -343,7 +351,6 @@ class World:
         self.numbers = count(1)
         self.volumes = Volumes()
         self.servers: dict[str, Server] = {}
-        self.places: dict[ExtentKey, tuple[int, str]] = {}  # as the clients know them
         self.written: dict[tuple[ExtentKey, int], int] = {}
         self.least: dict[tuple[ExtentKey, int], int] = {}
         self.all_pages: list[tuple[ExtentKey, int]] = []
@@ -507,17 +514,11 @@ class World:
         self.volumes.tick(self.now_s)
         self.acts()
 
-    def ask_place(self, key: ExtentKey, then: Callable[[], object]) -> None:
-        """Let the clients learn where an extent is now; then call a function."""
+    def ask_place(self, key: ExtentKey, learned: Callable[[int, str], object]) -> None:
+        """Call a function with the epoch and the server of an extent, as they are now."""
         name = next(n for n, each in self.volumes.volumes.items() if each.number == key[0])
         place = self.volumes.places(name)[key[1]]
-
-        def learned() -> None:
-            if place.epoch >= self.places.get(key, (0, ""))[0]:
-                self.places[key] = (place.epoch, place.address)
-            then()
-
-        self.after(self.chance.expovariate(500.0), learned)
+        self.after(self.chance.expovariate(500.0), learned, place.epoch, place.address)
 
     def problems(self) -> list[str]:
         """Return broken rules of the owner's state."""
