@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import socket
 import struct
 from typing import Any, Final, Protocol
@@ -49,6 +51,15 @@ class VolumeOwner:
             return call(topic, argument)
         except CielError as error:
             raise OSError(str(error)) from None
+
+
+def user_name() -> str:
+    """Return the name of the user of this process; its number if it has none."""
+    user = os.geteuid()
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
 
 
 def find_volume(master: Master, name: str) -> dict[str, Any]:

@@ -537,6 +537,22 @@ class PeerServerLost(NamedTuple):
     peer: int
 
 
+class MemoryReported(NamedTuple):
+    """The counters of a memory server since its start, and its present numbers, by name."""
+
+    figures: dict[str, int]
+
+
+class OfferChanged(NamedTuple):
+    """A memory server offers another number of extents: its host is short of memory, or no more.
+
+    `is_urgent`: the kernel may soon kill programs there.
+    """
+
+    extents: int
+    is_urgent: bool
+
+
 # --- master to memory server ----------------------------------------------------------------------
 
 
@@ -661,6 +677,7 @@ class VolumeCreated(NamedTuple):
     name: str
     extents: int
     replicas: int
+    owner: str
 
 
 class VolumeRemoved(NamedTuple):
@@ -752,7 +769,8 @@ FromWorker = (
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat
 FromMemory = (
-    ExtentsOffered | LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | Heartbeat
+    ExtentsOffered | LeaseAsked | RolesTaken | ExtentSynced | PeerServerLost | MemoryReported
+    | OfferChanged | Heartbeat
 )  # fmt: skip
 ToMemory = (
     LeaseGranted | AllowToken | ConnectServer | TakeRoles | KeepExtents | DismissServer

@@ -24,13 +24,24 @@ from ciel.core.events import (
     LeaseAsked,
     LeaseGranted,
     MastersNamed,
+    MemoryReported,
     Message,
+    OfferChanged,
     PeerServerLost,
     RolesTaken,
     TakeRoles,
 )
 from ciel.core.ids import check_id
 from ciel.core.volume_table import VolumeTable
+from ciel.master.memory_limits import NO_LIMITS, Limits, check_user
+from ciel.master.memory_stats import (
+    Figures,
+    families,
+    server_facts,
+    server_row,
+    summary,
+    volume_row,
+)
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
 from ciel.memory.volumes import (
     LEASE_S,
@@ -39,7 +50,6 @@ from ciel.memory.volumes import (
     Expel,
     Hold,
     Holding,
-    Moved,
     Order,
     Retain,
     Role,
@@ -48,6 +58,7 @@ from ciel.memory.volumes import (
     Volumes,
 )
 from ciel.net.control import ControlPeer
+from ciel.net.exposition import Family
 from ciel.net.ticks import DelayedCall
 
 log = Logger(__name__)
@@ -75,8 +86,9 @@ class MemoryServers:
     """The connections of memory servers. Implements the callbacks of their peers."""
 
     def __init__(
-        self, reactor: Any, ledger: Ledger, table: VolumeTable, fence_s: float = LEASE_S
-    ) -> None:
+        self, reactor: Any, ledger: Ledger, table: VolumeTable, fence_s: float = LEASE_S,
+        limits: Limits = NO_LIMITS,
+    ) -> None:  # fmt: skip
         """`table`: what the journal says. `fence_s`: after this time, no server has a lease of an
         earlier master.
         """
@@ -84,10 +96,12 @@ class MemoryServers:
         """Whether no other master can have taken over: only then servers get leases."""
         self._reactor = reactor
         self._ledger = ledger
+        self._limits = limits
         self._volumes = Volumes.restored(table, self._now_s(), fence_s)
         self._peers: dict[ServerId, ControlPeer] = {}
         self._names: dict[ControlPeer, ServerId] = {}
         self._joining: dict[ControlPeer, _Facts] = {}  # their `offered` has not come yet
+        self._reports: dict[ServerId, Figures] = {}
         self._timer: DelayedCall | None = None
         self._masters: tuple[str, ...] = ()
         self._act()
@@ -104,7 +118,7 @@ class MemoryServers:
         try:
             self._joining[peer] = _Facts(
                 check_id(about.get("server")), _address(about.get("address")),
-                _whole(about.get("extents"), 1, EXTENTS_MAX),
+                _whole(about.get("extents"), 0, EXTENTS_MAX),
             )  # fmt: skip
         except CielError as error:
             peer.refuse(str(error))
@@ -150,6 +164,12 @@ class MemoryServers:
             case ExtentSynced(volume, extent, epoch, number):
                 other = self._numbered(number)
                 volumes.synced(server, (volume, extent), epoch, other, now_s)
+            case MemoryReported(figures):
+                self._reports[server] = figures
+            case OfferChanged(extents, is_urgent):
+                log.info("memory server {id} offers {mib} MiB now", id=server,
+                         mib=extents * (EXTENT_BYTES >> 20))  # fmt: skip
+                volumes.offer(server, min(extents, EXTENTS_MAX), now_s, is_urgent=is_urgent)
             case PeerServerLost(number):
                 volumes.peer_lost(server, self._numbered(number), now_s)
 
@@ -178,6 +198,7 @@ class MemoryServers:
     def _forget(self, peer: ControlPeer) -> None:
         server = self._names.pop(peer)
         del self._peers[server]
+        self._reports.pop(server, None)
         self._volumes.gone(server, self._now_s())
 
     # --- clients ----------------------------------------------------------------------------------
@@ -186,9 +207,19 @@ class MemoryServers:
         """Answer a query about memory; raises CielError."""
         if topic == "memory":
             return self._described()
+        if topic == "memory_stats":
+            return self._stats()
         if topic == "memory_place":
             return self._place(_text(argument, "name"), argument.get("extent"))
         raise VolumeError(f"there is no query {topic!r}")
+
+    def families(self) -> list[Family]:
+        """Return the metrics of memory servers and volumes."""
+        return families(self._volumes, self._reports)
+
+    def summary(self) -> dict[str, int]:
+        """Return what `ciel status` shows; empty without memory servers and volumes."""
+        return summary(self._volumes)
 
     def change(self, topic: str, argument: Mapping[str, Any]) -> Any:
         """Carry out a request about memory; raises CielError."""
@@ -209,7 +240,10 @@ class MemoryServers:
         size_bytes = _whole(argument.get("size_bytes"), 1, EXTENTS_MAX * EXTENT_BYTES)
         replicas = _whole(argument.get("replicas"), 1, 1 << 30)
         extents = -(-size_bytes // EXTENT_BYTES)
-        self._volumes.create(name, extents, replicas, self._now_s())
+        owner = check_user(argument.get("user", ""))
+        if name not in self._volumes.volumes:
+            self._limits.check(self._volumes.volumes.values(), owner, extents, replicas)
+        self._volumes.create(name, extents, replicas, self._now_s(), owner)
         return self._volume(name)
 
     def _remove(self, argument: Mapping[str, Any]) -> Any:
@@ -228,22 +262,25 @@ class MemoryServers:
         return {"address": self._volumes.servers[server].address, "token": self._token(server)}
 
     def _described(self) -> Any:
-        servers = [
-            {
-                "server": server.id, "address": server.address, "is_here": server.is_here,
-                "is_draining": server.is_draining,
-                "offered_bytes": server.extents_max * EXTENT_BYTES,
-                "reserved_bytes": len(server.held) * EXTENT_BYTES,
-            }
-            for server in self._volumes.servers.values()
-        ]  # fmt: skip
+        servers = [server_facts(server) for server in self._volumes.servers.values()]
         return {"servers": servers, "volumes": [self._volume(v) for v in self._volumes.volumes]}
+
+    def _stats(self) -> Any:
+        servers = [
+            server_row(server, self._reports.get(server.id, {}))
+            for server in self._volumes.servers.values()
+        ]
+        volumes = [
+            {**self._volume(name), **volume_row(volume)}
+            for name, volume in self._volumes.volumes.items()
+        ]
+        return {"servers": servers, "volumes": volumes}
 
     def _volume(self, name: str) -> Any:
         volume, places = self._volumes.named(name), self._volumes.places(name)
         return {
             "name": name, "number": volume.number, "size_bytes": len(places) * EXTENT_BYTES,
-            "replicas": volume.replicas,
+            "replicas": volume.replicas, "owner": volume.owner,
             "copies": min(len(extent.in_sync) for extent in volume.extents),
             "available": sum(bool(place.address) for place in places), "extents": len(places),
             "why": next((place.why for place in places if place.why), ""),
@@ -267,7 +304,7 @@ class MemoryServers:
                 break
             self._ledger.record(records)
             for order in orders:
-                peer = None if isinstance(order, Moved) else self._peers.get(order.server)
+                peer = self._peers.get(order.server)
                 if peer is not None:
                     self._carry_out(peer, order)
         if self._timer is not None and self._timer.active():

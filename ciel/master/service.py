@@ -45,6 +45,7 @@ from ciel.master.state.workers import WorkerFacts
 from ciel.master.waiters import Waiters
 from ciel.master.write_ahead import Consequences, WriteAhead
 from ciel.net.control import Peer
+from ciel.net.exposition import Family
 from ciel.net.sessions import PeerSession
 from ciel.net.ticks import DelayedCall, Ticks
 from ciel.net.transports import probe
@@ -79,10 +80,15 @@ log = Logger(__name__)  # explicit, since Twisted cannot find the name of a comp
 
 
 class MemoryQueries(Protocol):
-    """Answers queries about memory servers, as `MemoryServers` does; both raise CielError."""
+    """Answers queries about memory servers, as `MemoryServers` does.
+
+    `answer` and `change` raise CielError.
+    """
 
     def answer(self, topic: str, argument: Mapping[str, Any]) -> Any: ...
     def change(self, topic: str, argument: Mapping[str, Any]) -> Any: ...
+    def families(self) -> list[Family]: ...
+    def summary(self) -> dict[str, int]: ...
 
 
 class MasterService:
@@ -440,6 +446,8 @@ class MasterService:
             now_s = self._reactor.seconds()
             value = {**self._about, "started_at_s": self._started_at_s, "now_s": now_s,
                      "epoch_s": self.epoch_s, **value}  # fmt: skip
+            if self.memory is not None and (summary := self.memory.summary()):
+                value["memory"] = summary
         return to_json(value)
 
     def change(self, topic: str, argument: Any) -> Any:

@@ -107,6 +107,8 @@ struct page_server {
     uint8_t *pages;
     uint32_t *checksums, *free_slots;
     uint32_t slot_count, free_count;
+    uint32_t released; /* so many of the free slots, from the first, have no memory */
+    int is_locked;
     uint32_t zeros_checksum;
 
     struct extent *extents[EXTENT_BUCKETS];
@@ -238,6 +240,8 @@ static void apply(struct page_server *server, struct extent *extent, int first, 
         }
         if (extent->slots[page] == 0)
             extent->slots[page] = server->free_slots[--server->free_count];
+        if (server->released > server->free_count)
+            server->released = server->free_count;
         uint32_t slot = extent->slots[page];
         memcpy(&server->checksums[slot - 1], payload + 4 * n, 4);
         memcpy(page_at(server, slot), payload + 4 * count + (size_t)n * PAGE_BYTES, PAGE_BYTES);
@@ -1030,6 +1034,7 @@ static int set_up(struct page_server *server, int64_t offered_bytes, int is_lock
     if (pages == MAP_FAILED)
         return 0;
     server->pages = pages;
+    server->is_locked = is_locked;
     if (is_locked && mlock(pages, (size_t)server->slot_count * PAGE_BYTES) != 0)
         return 0;
     for (uint32_t n = 0; n < server->slot_count; n++) /* the first pages are used first */
@@ -1240,4 +1245,34 @@ void page_server_figures(struct page_server *server, struct figures *figures)
     *figures = server->figures;
     figures->pages_used = server->slot_count - server->free_count;
     pthread_mutex_unlock(&server->mutex);
+}
+
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24 /* since Linux 5.18: the pages are locked again when they are used */
+#endif
+
+int page_server_release(struct page_server *server, uint32_t count)
+{
+    int advice = server->is_locked ? MADV_DONTNEED_LOCKED : MADV_DONTNEED;
+    int failed = 0;
+
+    if (sysconf(_SC_PAGESIZE) != PAGE_BYTES) { /* the kernel would release other pages, too */
+        errno = ENOTSUP;
+        return -1;
+    }
+    pthread_mutex_lock(&server->mutex);
+    uint32_t left = server->free_count - server->released;
+    uint32_t end = server->released + (left < count ? left : count);
+    while (server->released < end && !failed) {
+        const uint32_t *slots = server->free_slots + server->released;
+        uint32_t run = 1; /* slots of pages that are adjacent, the last one first */
+        while (server->released + run < end && slots[run] == slots[run - 1] - 1)
+            run++;
+        failed = madvise(page_at(server, slots[run - 1]), (size_t)run * PAGE_BYTES, advice);
+        if (!failed)
+            server->released += run;
+    }
+    int has_more = server->released < server->free_count;
+    pthread_mutex_unlock(&server->mutex);
+    return failed ? -1 : has_more;
 }

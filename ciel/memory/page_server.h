@@ -111,6 +111,10 @@ int page_server_hold(struct page_server *server, const struct holding *holdings,
 int page_server_event_fd(struct page_server *server);
 int page_server_events(struct page_server *server, struct event *events, int max);
 
+/* Return the memory of at most `count` free pages to the system. 1: there are more; 0: there are
+ * none; -1 with errno. */
+int page_server_release(struct page_server *server, uint32_t count);
+
 void page_server_figures(struct page_server *server, struct figures *figures);
 
 /* CRC-32C. */

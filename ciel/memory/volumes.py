@@ -110,13 +110,7 @@ class Expel(NamedTuple):
     server: ServerId
 
 
-class Moved(NamedTuple):
-    """Clients of a volume need its new places."""
-
-    volume: int
-
-
-Order = Connect | Hold | Retain | Dismiss | Expel | Moved
+Order = Connect | Hold | Retain | Dismiss | Expel
 
 
 class Place(NamedTuple):
@@ -142,11 +136,20 @@ class Server:
         self.held: set[ExtentKey] = set()  # and extents that it has to forget
         self.is_here = True
         self.is_draining = False
+        self.surplus: set[ExtentKey] = set()  # of `held`: more than it offers, so others get them
+        self.is_urgent = False  # it gives copies up for which no other server has room
         self.lease_until_s = 0.0
 
     @property
     def free(self) -> int:
         return self.extents_max - len(self.held)
+
+    def forget(self, key: ExtentKey) -> None:
+        self.held.discard(key)
+        self.surplus.discard(key)
+
+    def gives_away(self, key: ExtentKey) -> bool:
+        return self.is_draining or key in self.surplus
 
 
 class _Stage(Enum):
@@ -188,12 +191,16 @@ class Extent:
 
 
 class Volume:
-    """A volume. `replicas`: of each page, at all times if there are enough servers."""
+    """A volume. `replicas`: of each page, at all times if there are enough servers.
 
-    def __init__(self, number: int, name: str, replicas: int) -> None:
+    `owner`: the user who has created it, as the client says; "" if it does not.
+    """
+
+    def __init__(self, number: int, name: str, replicas: int, owner: str = "") -> None:
         self.number = number
         self.name = name
         self.replicas = replicas
+        self.owner = owner
         self.extents: list[Extent] = []
 
 
@@ -219,7 +226,6 @@ class Volumes:
         ] = {}  # with fewer copies than wanted, or on a server to drain
         self._crowded: dict[Extent, None] = {}  # of these, those for which no server has room
         self._syncing: set[Extent] = set()
-        self._moved: dict[int, None] = {}
         self._next_volume = 1
         self._records: list[VolumeRecord] = []
         self._changed: dict[Extent, None] = {}  # since the last call of `take_records`
@@ -245,7 +251,7 @@ class Volumes:
             volumes.servers[server.id], volumes._seen[server.id] = server, seen
         volumes._awaited = set(volumes.servers)
         for created in table.volumes.values():
-            volume = Volume(created.number, created.name, created.replicas)
+            volume = Volume(created.number, created.name, created.replicas, created.owner)
             volumes.volumes[created.name] = volumes._by_number[created.number] = volume
             for number in range(created.extents):
                 placed = table.extents[created.number][number]
@@ -300,9 +306,7 @@ class Volumes:
             ]
             self._orders.append(Hold(server_id, number, tuple(holdings)))
         self._holdings.clear()
-        orders = [*self._orders, *[Moved(volume) for volume in self._moved]]
-        self._orders.clear()
-        self._moved.clear()
+        orders, self._orders = self._orders, []
         return orders
 
     # --- servers ----------------------------------------------------------------------------------
@@ -329,7 +333,6 @@ class Volumes:
             server = self.servers[server_id] = Server(server_id, number, address, extents_max)
         server.address, server.is_here = address, True
         server.lease_until_s = now_s + LEASE_S
-        self._see(server)
         self._orders.append(Retain(server_id, tuple(sorted(server.held))))
         self._awaited.discard(server_id)
         if not self._awaited:
@@ -344,8 +347,7 @@ class Volumes:
             self._decide(extent, now_s)
         if server.is_draining and not server.held:
             self._orders.append(Dismiss(server_id))
-        self._has_room()
-        self._repair(now_s)
+        self.offer(server_id, extents_max, now_s)
 
     def _see(self, server: Server) -> None:
         """Record a server, if it has changed."""
@@ -370,6 +372,44 @@ class Volumes:
             self._without(extent, server_id)
         else:
             extent.is_lost = True
+
+    def offer(
+        self, server_id: ServerId, extents_max: int, now_s: float, *, is_urgent: bool = False
+    ) -> None:
+        """Change how much a server offers. If it holds more, other servers get the rest.
+
+        `is_urgent`: for which no other server has room, the server gives it up nevertheless, if
+        another one has all its pages.
+        """
+        server = self.servers.get(server_id)
+        if server is None or not server.is_here:
+            return
+        server.extents_max, server.is_urgent = extents_max, is_urgent
+        self._see(server)
+        server.surplus = self._surplus(server)
+        self._short |= dict.fromkeys(self._extent(key) for key in server.surplus)
+        self._has_room()
+        self._repair(now_s)
+
+    def _surplus(self, server: Server) -> set[ExtentKey]:
+        """Return the extents that a server gives away, since it holds more than it offers.
+
+        An extent that another server has copied, or is copying now, is among them.
+        """
+        held = {k: e for k in server.held if server.id in (e := self._extent(k)).holders}
+        going = {
+            key
+            for key in server.surplus & held.keys()
+            if held[key].joining or len(held[key].in_sync) > self._by_number[key[0]].replicas
+        }
+
+        def cost(key: ExtentKey) -> tuple[bool, bool, bool, ExtentKey]:
+            extent = held[key]
+            is_new = server.id in extent.joining
+            return key not in going, is_new, extent.primary == server.id, key
+
+        count = max(len(held) - server.extents_max, len(going))
+        return set(sorted(held, key=cost)[:count])
 
     def renew(self, server_id: ServerId, now_s: float) -> None:
         """Renew a server's lease, from the moment at which it has asked."""
@@ -416,7 +456,9 @@ class Volumes:
 
     # --- volumes ----------------------------------------------------------------------------------
 
-    def create(self, name: str, extents: int, replicas: int, now_s: float) -> Volume:
+    def create(
+        self, name: str, extents: int, replicas: int, now_s: float, owner: str = ""
+    ) -> Volume:
         """Reserve memory for a volume; raises VolumeError."""
         if name in self.volumes:
             raise VolumeError(f"there is a volume {name!r} already")
@@ -424,7 +466,7 @@ class Volumes:
             raise VolumeError(f"a volume has 1 to {REPLICAS_MAX} replicas, not {replicas}")
         if extents < 1:
             raise VolumeError("a volume has at least one extent")
-        volume = Volume(self._next_volume, name, replicas)
+        volume = Volume(self._next_volume, name, replicas, owner)
         free = {server.id: server.free for server in self._usable()}
         placed = []
         for _ in range(extents):
@@ -436,7 +478,7 @@ class Volumes:
             placed.append(chosen)
         self._next_volume += 1
         self.volumes[name] = self._by_number[volume.number] = volume
-        self._records.append(VolumeCreated(volume.number, name, extents, replicas))
+        self._records.append(VolumeCreated(volume.number, name, extents, replicas, owner))
         for number, chosen in enumerate(placed):
             extent = Extent((volume.number, number), chosen)
             volume.extents.append(extent)
@@ -458,14 +500,13 @@ class Volumes:
             extent.epoch += 1
             for server in self.servers.values():
                 if extent.key in server.held:
-                    server.held.discard(extent.key)
+                    server.forget(extent.key)
                     if server.is_here:  # else `Retain` names the rest when it returns
                         self._hold(server.id, Holding(*extent.key, extent.epoch, Role.NONE))
         for server in list(self.servers.values()):
             self._forget_if_empty(server)
         self._has_room()
         del self._by_number[volume.number]
-        self._moved[volume.number] = None
         for server in self.servers.values():
             if server.is_draining and server.is_here and not server.held:
                 self._orders.append(Dismiss(server.id))
@@ -585,7 +626,6 @@ class Volumes:
             self._changed[extent] = None
             extent.stage = _Stage.UNAVAILABLE
             extent.waits = set()
-            self._moved[extent.key[0]] = None
             return
         if extent.primary in here:
             for server_id in sorted(extent.in_sync - set(here)):
@@ -606,7 +646,7 @@ class Volumes:
             if self._is_here(server_id):
                 extent.joining.add(server_id)
             else:
-                self.servers[server_id].held.discard(extent.key)
+                self.servers[server_id].forget(extent.key)
         self._short[extent] = None
         return set(extent.joining)
 
@@ -623,12 +663,12 @@ class Volumes:
             extent.leaving.add(server_id)
             self._hold(server_id, Holding(*extent.key, extent.epoch + 1, Role.NONE))
         else:  # when it returns, `Retain` names the rest
-            server.held.discard(extent.key)
+            server.forget(extent.key)
 
     def _has_left(self, extent: Extent, server: Server) -> None:
         extent.leaving.discard(server.id)
         if server.id not in extent.holders:
-            server.held.discard(extent.key)
+            server.forget(extent.key)
             self._has_room()
         if server.is_draining and not server.held and server.is_here:
             self._orders.append(Dismiss(server.id))
@@ -642,7 +682,6 @@ class Volumes:
         """Begin a decision: `new` servers get a role before the primary does."""
         extent.epoch += 1
         self._changed[extent] = None
-        self._moved[extent.key[0]] = None
         self._fencing.pop(extent, None)
         extent.waits = set()
         for server_id in sorted(set(new) - {extent.primary}):
@@ -683,7 +722,6 @@ class Volumes:
             if not extent.is_used:
                 extent.is_used = True
                 self._changed[extent] = None
-            self._moved[extent.key[0]] = None
             self._short[extent] = None
             return
         extent.stage = _Stage.PRIMARY
@@ -717,11 +755,15 @@ class Volumes:
 
     def _repair_one(self, extent: Extent, now_s: float) -> None:
         replicas = self._by_number[extent.key[0]].replicas
-        staying = {s for s in extent.in_sync if not self.servers[s].is_draining}
+        leaving = {s for s in extent.in_sync if self.servers[s].gives_away(extent.key)}
+        staying = extent.in_sync - leaving
         if len(staying) < replicas:
-            usable = [s for s in self._usable() if s.free and s.id not in extent.holders]
+            usable = [s for s in self._usable() if s.free > 0 and s.id not in extent.holders]
             if not usable:
                 self._crowded[extent] = None
+                urgent = {s for s in leaving if self.servers[s].is_urgent}
+                if staying and urgent:
+                    self._leave(extent, min(urgent), now_s)
                 return
             chosen = max(usable, key=lambda server: server.free)
             chosen.held.add(extent.key)
@@ -729,12 +771,11 @@ class Volumes:
             self._syncing.add(extent)
             self._begin(extent, {chosen.id}, now_s)
             return
-        leaving = extent.in_sync - staying
         if leaving:  # each in turn
             self._leave(extent, min(leaving), now_s)
 
     def _leave(self, extent: Extent, server_id: ServerId, now_s: float) -> None:
-        """Take an extent away from a server that drains, and has a replacement."""
+        """Take an extent away from a server that gives it away."""
         self._without(extent, server_id)
         untold: set[ServerId] = set()
         if extent.primary == server_id:
@@ -745,7 +786,7 @@ class Volumes:
     def _burden(self, server_id: ServerId) -> tuple[bool, int]:
         """Return a number that is smaller for a better primary."""
         server = self.servers[server_id]
-        return server.is_draining, -server.free
+        return server.is_draining or server.free < 0, -server.free
 
     def _is_here(self, server_id: ServerId) -> bool:
         server = self.servers.get(server_id)
@@ -755,7 +796,7 @@ class Volumes:
         return (s for s in self.servers.values() if s.is_here and not s.is_draining)
 
     def _no_room(self, extents: int, replicas: int) -> str:
-        free = sum(server.free for server in self._usable())
+        free = sum(max(server.free, 0) for server in self._usable())
         return (
             f"the volume needs {extents * replicas} MiB on at least {replicas} servers; "
             f"{free} MiB are free"

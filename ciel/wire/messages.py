@@ -60,6 +60,7 @@ from ciel.core.events import (
     MastersNamed,
     MasterStarted,
     MeetWorkers,
+    MemoryReported,
     MemoryServerLeft,
     MemoryServerSeen,
     Message,
@@ -67,6 +68,7 @@ from ciel.core.events import (
     NotCopied,
     ObjectSettled,
     ObjectsStored,
+    OfferChanged,
     PeerServerLost,
     RecallTasks,
     Received,
@@ -123,6 +125,7 @@ _EXIT_STATUS_MAX = 255
 _SIGNAL_MAX = 64
 COUNT_MAX = 2**63  # larger numbers cannot be stored, or divided as floats
 LEVELS_MAX = 8  # of a store; there are two
+FIGURES_MAX = 64  # of a memory server; there are fewer than twenty
 
 
 class Form(NamedTuple):
@@ -261,6 +264,13 @@ def _read_levels(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(value)
 
 
+def _read_figures(value: Any) -> dict[str, int]:
+    """Read the numbers of a memory server, by name."""
+    if not isinstance(value, dict) or len(value) > FIGURES_MAX:
+        raise DecodeError(f"an object of at most {FIGURES_MAX} numbers was expected")
+    return {_text(name): _count(item) for name, item in value.items()}
+
+
 def _read_answer(f: Fields, payload: bytes) -> Answer:
     return Answer(_count(f[0]), codec.decode(payload), _text(f[1]))
 
@@ -372,6 +382,7 @@ EXTENTS = FieldCodec(("tuple[tuple[int, int], ...]",), _pairs, _read_extents)
 OFFERED = FieldCodec(("tuple[tuple[int, int, int], ...]",), _pairs, _read_offered)
 PLACED = FieldCodec(("tuple[ExtentPlaced, ...]",), _write_placed, _read_placed)
 LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
+FIGURES = FieldCodec(("dict[str, int]",), _as_is, _read_figures)
 
 _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     WantObjects: ("want", (ID, IDS)),
@@ -411,7 +422,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     WorkerSeen: ("worker_seen", (TEXT, TEXT)),
     WorkerLeft: ("worker_left", (TEXT,)),
     AttemptFailed: ("attempt_failed", (ID, COUNT, TEXT, FAULT, FLAG)),
-    VolumeCreated: ("volume", (COUNT, TEXT, COUNT, COUNT)),
+    VolumeCreated: ("volume", (COUNT, TEXT, COUNT, COUNT, TEXT)),
     VolumeRemoved: ("volume_removed", (COUNT,)),
     MemoryServerSeen: ("memory_seen", (TEXT, COUNT, TEXT, COUNT, FLAG)),
     MemoryServerLeft: ("memory_left", (COUNT,)),
@@ -422,6 +433,8 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     RolesTaken: ("roles_taken", (COUNT,)),
     ExtentSynced: ("synced", (COUNT, COUNT, COUNT, COUNT)),
     PeerServerLost: ("peer_lost", (COUNT,)),
+    MemoryReported: ("memory_report", (FIGURES,)),
+    OfferChanged: ("offer", (COUNT, FLAG)),
     LeaseGranted: ("lease", (COUNT, COUNT)),
     AllowToken: ("allow", (TEXT,)),
     ConnectServer: ("connect", (COUNT, TEXT, TEXT)),

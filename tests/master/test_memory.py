@@ -185,7 +185,7 @@ def test_a_server_joins_when_it_has_said_what_it_has() -> None:
     assert [row["server"] for row in master.memory.answer("memory", {})["servers"]] == ["a"]
 
 
-@pytest.mark.parametrize("about", [{"server": ""}, {"address": "a"}, {"extents": 0}])
+@pytest.mark.parametrize("about", [{"server": ""}, {"address": "a"}, {"extents": -1}])
 def test_a_server_that_describes_itself_wrongly_is_refused(about: dict[str, Any]) -> None:
     master, peer = Master(), Peer("a")
     peer.hello = peer.hello._replace(about={**peer.hello.about, **about})

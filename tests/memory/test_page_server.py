@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
@@ -19,6 +20,7 @@ from ciel.memory.page_server import (
     EXTENT_BYTES,
     EXTENT_PAGES,
     PAGE_BYTES,
+    RELEASED_PAGES,
     TOKEN_BYTES,
     Event,
     Holding,
@@ -258,6 +260,55 @@ def test_a_full_server_says_so_and_goes_on(make: Make) -> None:
     assert caller.read(0) == page("again")
     assert caller.trim(0, 255) == OK
     assert caller.write(EXTENT_PAGES, page("b"), page("b")) == OK
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def test_the_memory_of_free_pages_is_given_back_and_can_be_used_again(make: Make) -> None:
+    server = make(32)
+    content = [os.urandom(PAGE_BYTES)] * EXTENT_PAGES
+    caller = Caller(server)
+    for extent in range(32):
+        server.hold(Role.PRIMARY, extent=extent)
+        assert caller.write(extent * EXTENT_PAGES, *content) == OK
+    for extent in range(31):
+        assert caller.trim(extent * EXTENT_PAGES, EXTENT_PAGES) == OK
+    before = resident_bytes()
+    while server.pages.release():
+        pass
+    assert before - resident_bytes() > 25 * EXTENT_BYTES
+    assert caller.read(31 * EXTENT_PAGES, EXTENT_PAGES) == b"".join(content)
+    assert caller.read(0) == ZEROS
+    assert caller.write(0, *content) == OK
+    assert caller.read(0, EXTENT_PAGES) == b"".join(content)
+    assert caller.trim(0, EXTENT_PAGES) == OK
+    before = resident_bytes()
+    assert not server.pages.release()
+    assert before - resident_bytes() > EXTENT_BYTES // 2
+
+
+def test_memory_is_given_back_in_parts() -> None:
+    pages = PageServer((RELEASED_PAGES + 1) * PAGE_BYTES)
+    try:
+        assert pages.release()
+        assert not pages.release()
+    finally:
+        pages.close()
+
+
+def test_locked_memory_is_given_back_too() -> None:
+    try:
+        pages = PageServer(EXTENT_BYTES, is_locked=True)
+    except OSError as error:
+        pytest.skip(f"this process may not lock memory: {error}")
+    try:
+        before = resident_bytes()
+        assert not pages.release()
+        assert before - resident_bytes() > EXTENT_BYTES // 2
+    finally:
+        pages.close()
 
 
 def test_a_page_without_its_checksum_is_refused(server: Server) -> None:

@@ -15,7 +15,6 @@ from ciel.memory.volumes import (
     ExtentKey,
     Hold,
     Holding,
-    Moved,
     Order,
     Place,
     Retain,
@@ -109,13 +108,13 @@ def test_a_new_volume_tells_its_backups_before_its_primary() -> None:
     owner.orders.clear()
     owner.volumes.create("v", 1, 2, 0.0)
     backup = Hold("b", 1, (Holding(1, 0, 1, Role.BACKUP),))
-    assert owner.volumes.take_orders() == [backup, Moved(1)]
+    assert owner.volumes.take_orders() == [backup]
     assert owner.place() == Place(1, "", "")
     owner.volumes.told("b", 1, 0.0)
     primary = Hold("a", 1, (Holding(1, 0, 1, Role.PRIMARY, ("b",)),))
     assert owner.volumes.take_orders() == [Connect("a", "b"), primary]
     owner.volumes.told("a", 1, 0.0)
-    assert owner.volumes.take_orders() == [Moved(1)]
+    assert owner.volumes.take_orders() == []
     assert owner.place() == Place(1, "a:1", "")
 
 
@@ -249,6 +248,114 @@ def test_a_draining_server_stays_while_no_other_has_room() -> None:
 def test_an_unknown_server_cannot_drain() -> None:
     with pytest.raises(VolumeError, match="no memory server z"):
         Owner().volumes.drain("z", 0.0)
+
+
+# --- offers that change ---------------------------------------------------------------------------
+
+
+def held(owner: Owner) -> dict[str, int]:
+    return {server.id: len(server.held) for server in owner.volumes.servers.values()}
+
+
+def offers(owner: Owner, server: str, extents: int, *, is_urgent: bool = False) -> None:
+    owner.volumes.offer(server, extents, owner.now_s, is_urgent=is_urgent)
+    owner.carries_out()
+
+
+def test_a_server_that_offers_less_gives_the_rest_to_others() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create(extents=6)
+    offers(owner, "a", 1)
+    assert held(owner)["a"] == 1
+    assert sum(held(owner).values()) == 12
+    assert all(len(holders) == 2 for holders in owner.holders())
+    assert all(place.address for place in owner.volumes.places("v"))
+
+
+def test_a_server_gives_away_what_it_is_no_primary_of_first() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create(extents=6)
+    primaries = {e.key for e in owner.volumes.volumes["v"].extents if e.primary == "a"}
+    offers(owner, "a", len(primaries))
+    assert owner.volumes.servers["a"].held == primaries
+
+
+def test_a_server_gets_nothing_beyond_its_lower_offer() -> None:
+    owner = Owner("a", "b", "c")
+    offers(owner, "a", 1)
+    owner.create(extents=8)
+    assert held(owner) == {"a": 0, "b": 8, "c": 8}
+    with pytest.raises(VolumeError, match="5 MiB are free"):
+        owner.create("w", extents=9, replicas=1)
+
+
+def test_pages_stay_while_no_other_server_has_room() -> None:
+    owner = Owner("a", "b", extents_max=4)
+    owner.create(extents=4)
+    offers(owner, "a", 1)
+    assert owner.holders() == [["a", "b"]] * 4
+    owner.joins("c")
+    assert held(owner) == {"a": 1, "b": 4, "c": 3}
+
+
+def test_an_urgent_server_gives_copies_up_and_never_the_last() -> None:
+    owner = Owner("a", "b", extents_max=4)
+    owner.create("v", extents=2, replicas=2)
+    owner.create("w", extents=2, replicas=1)
+    offers(owner, "a", 0, is_urgent=True)
+    assert owner.holders("v") == [["b"]] * 2
+    assert [len(holders) for holders in owner.holders("w")] == [1, 1]
+    assert all(p.address for name in "vw" for p in owner.volumes.places(name))
+    offers(owner, "b", 0, is_urgent=True)
+    assert owner.holders("v") == [["b"]] * 2
+
+
+def test_copies_that_were_given_up_come_back_when_there_is_room() -> None:
+    owner = Owner("a", "b", extents_max=4)
+    owner.create(extents=2)
+    offers(owner, "a", 0, is_urgent=True)
+    assert owner.holders() == [["b"]] * 2
+    offers(owner, "a", 4)
+    assert owner.holders() == [["a", "b"]] * 2
+
+
+def test_a_server_that_offers_more_again_keeps_what_has_not_moved() -> None:
+    owner = Owner("a", "b", extents_max=4)
+    owner.create(extents=2)
+    offers(owner, "a", 0)
+    offers(owner, "a", 4)
+    owner.joins("c")
+    assert owner.holders() == [["a", "b"]] * 2
+
+
+def test_a_copy_that_is_being_moved_moves_although_the_offer_has_grown_again() -> None:
+    owner = Owner("a", "b", "c", extents_max=4)
+    owner.create(extents=1, replicas=1)
+    (holders,) = owner.holders()
+    owner.volumes.offer(holders[0], 0, owner.now_s)
+    owner.volumes.offer(holders[0], 4, owner.now_s)
+    owner.carries_out()
+    assert len(owner.holders()[0]) == 1
+    assert owner.holders() != [holders]
+
+
+def test_a_server_that_joins_again_with_a_lower_offer_gives_the_rest_away() -> None:
+    owner = Owner("a", "b", "c", extents_max=8)
+    owner.create(extents=6)
+    owner.extents_max = 1
+    owner.joins("a")
+    owner.passes(1.0)
+    assert held(owner)["a"] <= 1
+    assert all(len(holders) == 2 for holders in owner.holders())
+
+
+def test_an_unknown_server_changes_no_offer() -> None:
+    owner = Owner("a")
+    offers(owner, "z", 1)
+    assert list(owner.volumes.servers) == ["a"]
+
+
+# --- what may not matter --------------------------------------------------------------------------
 
 
 def test_late_answers_change_nothing() -> None:

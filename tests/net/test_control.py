@@ -18,6 +18,7 @@ from ciel.core.events import (
     Answer,
     Ask,
     CancelTask,
+    Change,
     DropObjects,
     Heartbeat,
     InputsLost,
@@ -252,6 +253,15 @@ def test_a_message_that_the_role_may_not_send_ends_the_connection_on_both_sides(
     line.run()
     reason = "a record of the kind 'ask' is not expected here"
     assert line.events == [["opened", f"refused: {reason}"], ["opened", reason]]
+    assert line.owners[1].said == []
+
+
+@pytest.mark.parametrize("topic", ["memory_create", "memory_remove", "memory_connect"])
+def test_a_reader_opens_creates_and_removes_no_volume(topic: str) -> None:
+    line = Line(Role.READ).connect()
+    line.left.send(Change(1, topic, {"name": "v", "server": 0}))
+    line.run()
+    assert line.events[1] == ["opened", "a record of the kind 'change' is not expected here"]
     assert line.owners[1].said == []
 
 

@@ -68,6 +68,7 @@ from ciel.wire.messages import (
     COUNT,
     EXTENTS,
     FAULT,
+    FIGURES,
     FLAG,
     FROM_CLIENT,
     FROM_MEMORY,
@@ -216,6 +217,7 @@ of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     TEXTS: st.lists(texts, max_size=2).map(tuple), SUCCESSION: successions,
     ROLES: st.lists(extent_roles, max_size=3).map(tuple),
     EXTENTS: st.lists(st.tuples(counts, counts), max_size=3).map(tuple),
+    FIGURES: st.dictionaries(texts, counts, max_size=3),
     OFFERED: st.lists(st.tuples(counts, counts, counts), max_size=3).map(tuple),
     PLACED: st.lists(placed, max_size=3).map(tuple),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -16,7 +16,7 @@ from ciel.access.tickets import make_ticket
 from ciel.cli.connection import connect, require_master
 from ciel.cli.outcome import Status
 from ciel.cli.output.printing import print_json, print_text
-from ciel.cli.output.tables import duration, screen_width
+from ciel.cli.output.tables import count_text, duration, screen_width, size_text
 from ciel.cli.output.workers import render_workers
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 
@@ -62,10 +62,24 @@ def render(status: dict[str, Any], origin: str, width: int | None = None) -> str
             *(f"standby: {url} may take over" for url in status.get("masters", ())[1:]),
             f"jobs: {_tally(status['jobs'])}",
             f"tasks: {_tally(status['tasks'])}",
+            *_memory(status.get("memory")),
             "",
             render_workers(status["workers"], width),
         ]
     )
+
+
+def _memory(found: dict[str, int] | None) -> Iterator[str]:
+    """Yield the lines about memory servers and volumes, if there are some."""
+    if found is None:
+        return
+    servers, volumes, lacking = found["servers"], found["volumes"], found["incomplete_volumes"]
+    yield (
+        f"memory: {count_text(servers, 'server')} with {size_text(found['offered_bytes'])}, "
+        f"{count_text(volumes, 'volume')} with {size_text(found['reserved_bytes'])}"
+    )
+    if lacking:
+        yield f"memory: {count_text(lacking, 'volume')} without all copies, see ciel memory stats"
 
 
 def _tally(counts: dict[str, int]) -> str:

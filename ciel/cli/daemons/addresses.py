@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from twisted.python.failure import Failure
 
 from ciel.access.addresses import is_loopback, netloc, parse_url
 from ciel.access.keys import Key
+from ciel.access.settings import MasterLocation, find_master
 from ciel.access.tickets import make_ticket
 from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.process import log
 from ciel.net.errors import AddressError
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Address, parse_address
@@ -75,12 +78,31 @@ def reachable(control: str, url: str) -> str:
     return control if name in sockets else url.removeprefix("http://")
 
 
-def require_reachable(own_host: str, master_url: str) -> None:
-    """Raise DaemonError if a worker listens on loopback, and its master does not."""
+def find_reachable_master(options: argparse.Namespace, daemon: str) -> tuple[MasterLocation, str]:
+    """Return the master of a daemon's options or environment, and its control address from here.
+
+    `daemon`: as for `require_reachable`. Raises DaemonError, SettingsError or AccessError.
+    """
+    found = find_master(options.master, options.access, os.environ)
+    if found is None:
+        raise DaemonError(
+            "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
+            status=3,
+        )
+    require_reachable(advertised(options).host, found.url, daemon)
+    log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
+    return found, reachable(found.control, found.url)
+
+
+def require_reachable(own_host: str, master_url: str, daemon: str) -> None:
+    """Raise DaemonError if a daemon listens on loopback, and its master does not.
+
+    `daemon`: its name in the message, `worker` or `memory server`.
+    """
     _, host, port = parse_url(master_url)
     if is_loopback(own_host) and not is_loopback(host):
         raise DaemonError(
-            f"other hosts cannot reach this worker: it listens on {own_host}, which only this "
+            f"other hosts cannot reach this {daemon}: it listens on {own_host}, which only this "
             f"host reaches, but other hosts use its master at {master_url}; use: --listen "
             f"{_address_towards(host, port)}:0",
             status=2,

@@ -38,6 +38,7 @@ from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES, FileJournal
 from ciel.master.journal import Journal, NullJournal
 from ciel.master.memory import MemoryServers
+from ciel.master.memory_limits import VOLUMES_MAX, Limits
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
 from ciel.master.standbys import RIVAL_S, ByRole, Standbys
@@ -108,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
         help="the access file (default: below the user's state directory)",
     )
     _add_journal_options(parse)
+    _add_memory_options(parse)
     add(
         "--standby",
         metavar="URL",
@@ -172,6 +174,26 @@ def _add_journal_options(parse: argparse.ArgumentParser) -> None:
         metavar="N",
         default=TASKS_MAX,
         help=f"fail a job that has more tasks than this (default: {TASKS_MAX:,}; 0: no limit)",
+    )
+
+
+def _add_memory_options(parse: argparse.ArgumentParser) -> None:
+    add = parse.add_argument
+    add(
+        "--memory-volumes-max",
+        type=whole_number(0, 2**31),
+        metavar="N",
+        default=VOLUMES_MAX,
+        help=f"create no volume of remote memory if there are as many (default: {VOLUMES_MAX:,}; "
+        "0: no limit)",
+    )
+    add(
+        "--memory-max-per-user",
+        type=memory_size,
+        metavar="SIZE",
+        default=0,
+        help="how much remote memory the volumes of one user may reserve, with their copies "
+        "(default 0: no limit)",
     )
 
 
@@ -275,7 +297,8 @@ class Master:
     ) -> MemoryServers:
         """Let memory servers connect. `is_elected`: an earlier master may still grant leases."""
         fence_s = RIVAL_S if is_elected else LEASE_S
-        memory = MemoryServers(self._reactor, service, restored.volumes, fence_s)
+        limits = Limits(self._options.memory_volumes_max, self._options.memory_max_per_user)
+        memory = MemoryServers(self._reactor, service, restored.volumes, fence_s, limits)
         service.memory = memory
         self._closers.append(memory.close)
         return memory

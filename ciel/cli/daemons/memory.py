@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import socket
 import sys
@@ -20,16 +19,15 @@ import ciel
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key
 from ciel.access.keys import Role as KeyRole
-from ciel.access.settings import find_master
 from ciel.cli.daemons.addresses import (
     advertised,
+    find_reachable_master,
     host_and_port,
-    reachable,
     reachable_address,
-    require_reachable,
     with_port,
 )
 from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.memory_offer import HostWatch, add_pressure
 from ciel.cli.daemons.process import log, run, settle_memory
 from ciel.cli.parsing.parser import Parser, memory_size
 from ciel.core.errors import CielError
@@ -43,13 +41,18 @@ from ciel.core.events import (
     LeaseAsked,
     LeaseGranted,
     MastersNamed,
+    MemoryReported,
     Message,
+    OfferChanged,
     PeerServerLost,
     RolesTaken,
     TakeRoles,
 )
+from ciel.memory.host import HostMemory, lockable_bytes, locked_bytes
 from ciel.memory.page_server import (
     EXTENT_BYTES,
+    PAGE_BYTES,
+    Figures,
     Holding,
     PageServer,
     Role,
@@ -64,6 +67,8 @@ from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
 
 TOKEN_FOR_S: Final = 10.0
+REPORT_S: Final = 1.0
+"""The time between two readings of the host's memory, and reports to the master."""
 CONNECT_TIMEOUT_S: Final = 1.0
 RETRY_MAX_S: Final = 0.8
 """Less than a second, with the random part: a restarted master waits `RETURN_S` for its servers."""
@@ -81,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     found = "the master (default: CIEL_MASTER, the configuration, `ciel up`)"
     add("--offer", type=memory_size, metavar="SIZE", required=True, help="how much memory to lend")
     add("--lock", action="store_true", help="keep the memory from being swapped out")
+    add_pressure(add)
     add("--master", metavar="URL", help=found)
     add("--access", metavar="FILE", help="the master's access file, with its key")
     add(
@@ -119,6 +125,7 @@ class MemoryServer:
         self._id = f"memory-{secrets.token_hex(8)}"
         self._closers: list[Callable[[], object]] = []
         self._pages: PageServer | None = None
+        self._watch: HostWatch | None = None
         self._peer: Peer | None = None
         self._masters: tuple[str, ...] = ()  # where one may be found when this one is gone
         self._orders: list[Message] = []
@@ -131,16 +138,8 @@ class MemoryServer:
 
     def open_alone(self) -> None:
         """Find the master, then open."""
-        options = self._options
-        found = find_master(options.master, options.access, os.environ)
-        if found is None:
-            raise DaemonError(
-                "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
-                status=3,
-            )
-        require_reachable(advertised(options).host, found.url)
-        log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
-        self._open(reachable(found.control, found.url), found.cluster_id, found.key)
+        found, control = find_reachable_master(self._options, "memory server")
+        self._open(control, found.cluster_id, found.key)
 
     def open_embedded(self, line: dict[str, Any]) -> None:
         raise DaemonError("a memory server cannot be embedded")
@@ -153,14 +152,17 @@ class MemoryServer:
         except OSError as error:
             raise DaemonError(f"{error.strerror}; offer less, or see `ulimit -l`") from None
         self._closers.append(self._pages.close)
+        watch = self._watch = HostWatch(
+            self._reactor, self._options, self._pages, self._offer_changed
+        )
+        self._closers.append(watch.close)
         address = with_port(advertised(self._options), self._listen(self._pages))
         self._reactor.addReader(self)
         self._closers.append(lambda: self._reactor.removeReader(self))
-        about = {"server": self._id, "address": address,
-                 "extents": self._options.offer // EXTENT_BYTES}  # fmt: skip
         ticks = Ticks(self._reactor)
 
         def connect(owner: Owner) -> ControlPeer:
+            about = {"server": self._id, "address": address, "extents": watch.offer.extents}
             session = Session.initiator(
                 key.derive(KeyRole.MEMORY) or key, KeyRole.MEMORY, software=ciel.__version__,
                 cluster_id=cluster_id, about=about,
@@ -173,13 +175,17 @@ class MemoryServer:
             url.removeprefix("http://") for url in self._masters
         ]
         self._closers.append(reconnector.stop)
-        renewing = LoopingCall(self._renew)
-        renewing.clock = self._reactor
-        renewing.start(RENEWAL_S)
-        self._closers.append(renewing.stop)
+        self._repeat(self._renew, RENEWAL_S)
+        self._repeat(self._report, REPORT_S)
         reconnector.start()
         log.info("memory server {id} at {address}", id=self._id, address=address)
         settle_memory()
+
+    def _repeat(self, call: Callable[[], object], every_s: float) -> None:
+        repeated = LoopingCall(call)
+        repeated.clock = self._reactor
+        repeated.start(every_s)
+        self._closers.append(repeated.stop)
 
     def _listen(self, pages: PageServer) -> Address:
         host, port, _ = parse_address(self._options.listen)
@@ -219,6 +225,8 @@ class MemoryServer:
         self._resign()
         self._say(ExtentsOffered(tuple([(*key, held.epoch) for key, held in self._held.items()])))
         self._renew()
+        if self._watch is not None and self._watch.offer.is_urgent:  # the greeting has the rest
+            self._offer_changed()
 
     def _resign(self) -> None:
         """Be primary of nothing until the master says so again.
@@ -271,6 +279,31 @@ class MemoryServer:
     def _renew(self) -> None:
         if self._peer is not None:
             self._peer.send(LeaseAsked(int(self._reactor.seconds() * 1e6)))
+
+    def _report(self) -> None:
+        if self._watch is None or self._pages is None:
+            return
+        pages = self._pages.figures()
+        host = self._watch.observe(len(self._held), pages.pages_used)
+        self._say(MemoryReported(self._figures(pages, host)))
+
+    def _offer_changed(self) -> None:
+        if self._watch is not None:
+            self._say(OfferChanged(self._watch.offer.extents, self._watch.offer.is_urgent))
+
+    def _figures(self, pages: Figures, host: HostMemory) -> dict[str, int]:
+        """Return the numbers that the master shows (`ciel.master.memory_stats.REPORTED`)."""
+        offer_bytes = self._options.offer
+        counters = {name: value for name, value in pages._asdict().items() if name not in _GAUGES}
+        return {
+            **counters,
+            "used_bytes": pages.pages_used * PAGE_BYTES,
+            "locked_bytes": min(locked_bytes(), offer_bytes) if self._options.lock else 0,
+            "lockable_bytes": lockable_bytes(offer_bytes),
+            "offer_max_bytes": offer_bytes,
+            "swap_bytes": host.swap_bytes,
+            "stalled_us_per_s": round(host.some_percent * 1e4),
+        }
 
     # --- orders -----------------------------------------------------------------------------------
 
@@ -349,6 +382,7 @@ class MemoryServer:
         return "memory"
 
 
+_GAUGES: Final = frozenset(("pages_offered", "pages_used", "extents"))
 _LAST_EPOCH: Final = (1 << 32) - 1
 
 

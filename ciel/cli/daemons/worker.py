@@ -15,9 +15,9 @@ from ciel import plugins
 from ciel.access.addresses import netloc, parse_url
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key, Role
-from ciel.access.settings import find_master
 from ciel.cli.daemons.addresses import (
     advertised,
+    find_reachable_master,
     host_and_port,
     reachable,
     reachable_address,
@@ -396,7 +396,7 @@ class Worker:
 
         def rejoin(url: str) -> None:
             url, host, port = parse_url(url)
-            require_reachable(advertised(self._options).host, url)
+            require_reachable(advertised(self._options).host, url, "worker")
             self._url, reconnector.places.address = url, netloc(host, port)
             masters.forget()
             service.leave_master()
@@ -469,17 +469,9 @@ class Worker:
 
     def open_alone(self) -> None:
         """Find the master, then open."""
-        options = self._options
-        found = find_master(options.master, options.access, os.environ)
-        if found is None:
-            raise DaemonError(
-                "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
-                status=3,
-            )
-        require_reachable(advertised(options).host, found.url)
-        log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
+        found, control = find_reachable_master(self._options, "worker")
         self._url = found.url
-        self.open(reachable(found.control, found.url), found.cluster_id, found.key)
+        self.open(control, found.cluster_id, found.key)
 
     def open_embedded(self, line: dict[str, Any]) -> None:
         """Open as an embedded worker, with the address and the key that the parent sent."""

@@ -14,8 +14,9 @@ from ciel.access.keys import Key, Role
 from ciel.access.settings import MasterLocation, find_master
 from ciel.access.tickets import TICKET_WINDOW_S, make_ticket
 from ciel.cli.doctor.findings import Finding, fault, note, ok, settings_fault
+from ciel.cli.doctor.memory import check_memory
 from ciel.client.client import Client
-from ciel.client.errors import AccessRefusedError, ClientError, NotAMasterError
+from ciel.client.errors import AccessRefusedError, ClientError, NotAMasterError, QueryError
 
 ANSWER_S: Final = 5.0
 CLOCKS_APART_S: Final = 10.0
@@ -48,6 +49,7 @@ def check_cluster(
             status, workers, stores = (
                 client.ask(topic) for topic in ("status", "workers", "stores")
             )
+            memory = _memory_of(client)
     except ClientError as error:
         return [fault("master", str(error), _advice_on(error))]
     return [
@@ -56,7 +58,15 @@ def check_cluster(
         *_workers(found.url, workers),
         *_reached(found, workers),
         *_stores(stores),
+        *memory,
     ]
+
+
+def _memory_of(client: Client) -> list[Finding]:
+    try:
+        return check_memory(client.ask("memory_stats"))
+    except QueryError:  # of a master of an earlier version, which `_versions` names
+        return []
 
 
 def _advice_on(error: ClientError) -> str:

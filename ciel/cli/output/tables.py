@@ -96,6 +96,11 @@ def duration(seconds: float) -> str:
     return f"{whole}s"
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a number with a noun: `1 server`, `2 servers`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def size_text(size_bytes: int) -> str:
     """Return a size with at most one decimal: `0`, `4KiB`, `1.5GiB`."""
     if not size_bytes:

@@ -41,7 +41,8 @@ def master_families(service: MasterService) -> list[Family]:
         for name, kind, text, label, values in collect_metrics(service.machine)
     ]
     text = "Requests that wait for the end of a job, or for a worker to join."
-    return [*found, gauge("ciel_http_waiting", text, len(service.waiters))]
+    of_memory = service.memory.families() if service.memory is not None else []
+    return [*found, gauge("ciel_http_waiting", text, len(service.waiters)), *of_memory]
 
 
 def master_routes(

@@ -10,9 +10,12 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
+from ciel.access import access_file
 from ciel.client.client import Client
 from ciel.memory.space import SpaceError
 from ciel.testing.homes import HandCluster, wait_for
@@ -87,6 +90,105 @@ def test_a_server_that_stood_still_joins_again(
         lenders.kill(next(server for server in lenders.processes if server != first))
         assert space.read(0, 6) == b"after!"  # it has no old page
         space.close()
+
+
+def metrics(cluster: HandCluster) -> list[str]:
+    key = access_file.read(cluster.access).key.text()
+    request = Request(f"{cluster.url}/metrics", headers={"Authorization": f"Bearer {key}"})
+    with urlopen(request, timeout=20) as answer:
+        return list(answer.read().decode().splitlines())
+
+
+@pytest.mark.slow
+def test_figures_of_servers_and_volumes_are_shown(
+    lenders: Lenders, lasting_cluster: HandCluster
+) -> None:
+    lenders.start()
+    lenders.start()
+    lenders.create("scratch", "2MiB", 2)
+    with Client(lasting_cluster.url, access=str(lasting_cluster.access)) as client:
+        space = client.memory("scratch")
+        space.write(0, bytes(3 * PAGE))
+        space.read(0, 2 * PAGE)
+        space.close()
+
+    def totals(name: str) -> int:
+        found = lenders.ciel("stats")
+        lenders.schemas.check("memory-stats", found)
+        return sum(row[name] for row in found["servers"])
+
+    def shows(text: str, *words: str) -> bool:
+        return text in lenders.home.run("ciel", *words).stdout
+
+    # On a busy host, a server may be expelled and join again, so numbers are waited for.
+    wait_for(lambda: totals("pages_read") >= 2, "the figures")
+    wait_for(lambda: totals("used_bytes") == 6 * PAGE, "the backup's figures")
+    assert totals("pages_written") >= 6
+    wait_for(
+        lambda: totals("offer_max_bytes") == totals("offered_bytes") == 128 * MIB, "the offers"
+    )
+    line = "memory: 2 servers with 128MiB, 1 volume with 4MiB"
+    wait_for(lambda: shows(line, "status"), "the status")
+    lenders.schemas.check("status", json.loads(lenders.home.run("ciel", "status", "--json").stdout))
+    wait_for(lambda: shows("2 servers with 128MiB, 1 volume", "doctor"), "the doctor")
+    copies = 'ciel_volume_copies{volume="scratch"} 2'
+    wait_for(lambda: copies in metrics(lasting_cluster), "the metrics")
+    watching = lenders.home.start("ciel", "memory", "stats", "--watch", "--json")
+    assert watching.stdout is not None
+    lines = [json.loads(watching.stdout.readline()) for _ in range(2)]
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(20) == 130
+    watching.communicate()
+    assert [line["volumes"][0]["name"] for line in lines] == ["scratch"] * 2
+
+
+class Kernel:
+    """Imitates the files in which the kernel describes its memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "pressure").mkdir()
+        self.tells(8 << 20)
+
+    def tells(self, available_kib: int) -> None:
+        meminfo = f"MemTotal: {16 << 20} kB\nMemAvailable: {available_kib} kB\nSwapTotal: 0 kB\n"
+        (self.directory / "meminfo").write_text(meminfo)
+        line = "avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+        (self.directory / "pressure/memory").write_text(f"some {line}full {line}")
+
+
+def resident_bytes(process: subprocess.Popen[str]) -> int:
+    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * PAGE
+
+
+@pytest.mark.slow
+def test_a_server_gives_memory_back_while_its_host_is_short_of_it(
+    lenders: Lenders, lasting_cluster: HandCluster, tmp_path: Path
+) -> None:
+    kernel = Kernel(tmp_path)
+    short = lenders.start("64MiB", "--proc", str(tmp_path))
+    lenders.create("single", "32MiB", 1)
+    with Client(lasting_cluster.url, access=str(lasting_cluster.access)) as client:
+        space = client.memory("single", timeout_s=20.0)
+        content = os.urandom(32 * MIB)
+        space.write(0, content)
+        before = resident_bytes(lenders.processes[short])
+
+        def has(server: str, name: str, size_bytes: int) -> bool:
+            return bool(lenders.servers().get(server, {}).get(name) == size_bytes)
+
+        kernel.tells(100 << 10)
+        wait_for(lambda: has(short, "offered_bytes", 0), "the lower offer")
+        assert has(short, "reserved_bytes", 32 * MIB)  # the only copy stays
+        other = lenders.start("48MiB")
+        wait_for(lambda: has(short, "reserved_bytes", 0), "the move", 30.0)
+        wait_for(lambda: has(other, "reserved_bytes", 32 * MIB), "the other server")
+        process = lenders.processes[short]  # its connections have buffers of some MiB more now
+        wait_for(lambda: resident_bytes(process) < before - 20 * MIB, "the memory")
+        assert space.read(0, 32 * MIB) == content
+        space.close()
+    found = json.loads(lenders.home.run("ciel", "doctor", "--json").stdout)
+    assert any("offers 0 of 64MiB: its host is short" in finding["found"] for finding in found)
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """Simulates memory servers, their owner and clients on an imaginary network.
 
-Servers die, freeze, leave, come back and lose their network; messages take random times. The owner
-is restarted with the records that had become durable. Each page has one writer and several readers,
-so a stale read can be recognised: a read must return at least the last version whose write had
-ended, or that another read had returned, before it began.
+Servers die, freeze, leave, come back, offer less and lose their network; messages take random
+times. The owner is restarted with the records that had become durable. Each page has one writer and
+several readers, so a stale read can be recognised: a read must return at least the last version
+whose write had ended, or that another read had returned, before it began.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -27,7 +28,6 @@ from ciel.memory.volumes import (
     ExtentKey,
     Hold,
     Holding,
-    Moved,
     Order,
     Retain,
     Role,
@@ -36,6 +36,7 @@ from ciel.memory.volumes import (
 
 PAGES = 4  # of an extent
 EXTENTS = 3  # of a volume
+OFFER = 2 * EXTENTS
 REQUEST_TIMEOUT_S = 0.7
 FAULTS_FOR_S = 20.0
 HEALED_FOR_S = 10.0
@@ -284,7 +285,7 @@ class Client:
         self.world = world
         self.number = number
         self.own = pages
-        self.places: dict[ExtentKey, tuple[int, str]] = {}  # as it knows them
+        self.places: dict[ExtentKey, tuple[int, str]] = {}  # epoch and server, as it knows them
         self.id = 0
         self.attempt = 0
         self.done = 0
@@ -295,6 +296,8 @@ class Client:
             return
         chance = self.world.chance
         self.attempt += 1
+        if chance.random() < 0.1:  # as a client that has just been started
+            self.places.clear()
         if chance.random() < 0.5 and self.own:
             key, page = chance.choice(self.own)
             self.id += 1
@@ -335,9 +338,16 @@ class Client:
         self._later(self._try_read, key, page, least, attempt)
 
     def _again(self, try_: Callable[..., None], *arguments: Any) -> None:
+        """Ask the owner where the extent is, and try again."""
         if arguments[-1] == self.attempt:
             self.attempt += 1
-            try_(*arguments[:-1], self.attempt)
+            key, again = arguments[0], partial(try_, *arguments[:-1], self.attempt)
+
+            def learned(epoch: int, server: str) -> None:
+                self.places[key] = (epoch, server)
+                again()
+
+            self.world.ask_place(key, learned)
 
     def _later(self, try_: Callable[..., None], *arguments: Any) -> None:
         self.world.after(REQUEST_TIMEOUT_S, self._again, try_, *arguments)
@@ -349,6 +359,8 @@ class Client:
         if name:
             server = self.world.servers[name]
             self.world.to_server(server, method, key, epoch, *arguments, reply=reply)
+        else:
+            reply("stale")
 
     def _over(self) -> None:
         self.done += 1
@@ -374,7 +386,6 @@ class World:
         self.numbers = count(1)
         self.volumes = Volumes()
         self.servers: dict[str, Server] = {}
-        self.clients: list[Client] = []
         self.written: dict[tuple[ExtentKey, int], int] = {}
         self.least: dict[tuple[ExtentKey, int], int] = {}
         self.all_pages: list[tuple[ExtentKey, int]] = []
@@ -414,7 +425,7 @@ class World:
             volumes = self.volumes
             match what:
                 case "join":
-                    volumes.join(server.name, server.name, 2 * EXTENTS, arguments[0], self.now_s)
+                    volumes.join(server.name, server.name, OFFER, arguments[0], self.now_s)
                     self.to_server(server, "leased", self.now_s)
                 case "renew":
                     volumes.renew(server.name, self.now_s)
@@ -552,14 +563,10 @@ class World:
                 self._carry_out(order, session)
 
     def _session_of(self, order: Order) -> int:
-        return 0 if isinstance(order, Moved) else self.servers[order.server].session
+        return self.servers[order.server].session
 
     def _carry_out(self, order: Order, session: int) -> None:
-        if isinstance(order, Moved):
-            for client in self.clients:  # some find out late
-                delay_s = self.chance.expovariate(self.chance.choice([500.0, 5.0]))
-                self.after(delay_s, self._learn, client, order.volume)
-        elif self.servers[order.server].session == session:
+        if self.servers[order.server].session == session:
             self._to_joined(self.servers[order.server], "ordered", order)
 
     def _tick(self) -> None:
@@ -603,11 +610,11 @@ class World:
         if server.session == session:
             server.is_joined = False
 
-    def _learn(self, client: Client, number: int) -> None:
-        for name, volume in self.volumes.volumes.items():
-            if volume.number == number:
-                for extent, place in enumerate(self.volumes.places(name)):
-                    client.places[number, extent] = (place.epoch, place.address)
+    def ask_place(self, key: ExtentKey, learned: Callable[[int, str], object]) -> None:
+        """Call a function with the epoch and the server of an extent, as they are now."""
+        name = next(n for n, each in self.volumes.volumes.items() if each.number == key[0])
+        place = self.volumes.places(name)[key[1]]
+        self.after(self.chance.expovariate(500.0), learned, place.epoch, place.address)
 
     def problems(self) -> list[str]:
         """Return broken rules of the owner's state."""
@@ -623,7 +630,9 @@ class World:
                     if known is None or extent.key not in known.held:
                         found.append(f"{each} does not hold {extent.key}")
         for server in self.volumes.servers.values():
-            if server.free < 0:
+            kept = [k for k in server.held if server.id in self.volumes._extent(k).holders]
+            is_over = server.is_here and len(kept) - len(server.surplus) > server.extents_max
+            if is_over or len(server.held) > OFFER:
                 found.append(f"{server.id} holds more than it offers")
         return [*found, *self._not_recorded()]
 
@@ -668,6 +677,9 @@ class World:
         """Do something to a server, and again later."""
         if self.now_s > FAULTS_FOR_S:
             self.is_calm = True
+            for server in self.servers.values():
+                self.volumes.offer(server.name, OFFER, self.now_s)
+            self.acts()
             return
         self.after(self.chance.expovariate(1.5), self.fault)
         living = [server for server in self.servers.values() if not server.is_dead]
@@ -682,11 +694,17 @@ class World:
             if len(living) < 5:
                 self.after(self.chance.expovariate(2.0), self.new_server)
         elif chance < 0.5:
-            server.frozen_until_s = self.now_s + self.chance.expovariate(1.0)
+            until_s = self.now_s + self.chance.expovariate(1.0)
+            server.frozen_until_s = max(until_s, server.frozen_until_s)
         elif chance < 0.8:
-            server.cut_until_s = self.now_s + self.chance.expovariate(1.0)
+            until_s = self.now_s + self.chance.expovariate(1.0)
+            server.cut_until_s = max(until_s, server.cut_until_s)
             if self.chance.random() < 0.5:  # its connection breaks, instead of being silent
                 self.after(self.chance.expovariate(20.0), self.notice, server)
+        elif chance < 0.9 and self._knows(server):
+            extents, is_urgent = self.chance.randrange(OFFER + 1), self.chance.random() < 0.5
+            self.volumes.offer(server.name, extents, self.now_s, is_urgent=is_urgent)
+            self.acts()
         elif len(living) > 3 and self._knows(server):
             self.volumes.drain(server.name, self.now_s)
             self.acts()

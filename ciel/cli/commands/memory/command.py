@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
+from ciel.cli.commands.memory import stats
 from ciel.cli.commands.memory.export import export
+from ciel.cli.commands.memory.stats import state_of_server, state_of_volume
 from ciel.cli.outcome import Status, say
 from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.output.tables import size_text as size
 from ciel.cli.output.tables import table
+from ciel.cli.output.watching import pause
 from ciel.cli.parsing.parser import memory_size, whole_number
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
-from ciel.client.errors import WaitTimeoutError
+from ciel.client.memory import user_name
 from ciel.memory.volumes import REPLICAS_MAX
 
 POLL_S: Final = 0.1
@@ -34,33 +36,22 @@ def _list(client: Client, args: Namespace) -> int:
         return Status.DONE
     servers = [
         [row["server"], row["address"], size(row["offered_bytes"]), size(row["reserved_bytes"]),
-         _state_of_server(row)]
+         state_of_server(row)]
         for row in found["servers"]
     ]  # fmt: skip
     volumes = [
         [row["name"], size(row["size_bytes"]), f"{row['copies']} of {row['replicas']}",
-         _state_of_volume(row)]
+         row["owner"], state_of_volume(row)]
         for row in found["volumes"]
     ]  # fmt: skip
     print_text(table(("SERVER", "ADDRESS", "OFFERED", "RESERVED", "STATE"), servers))
-    print_text(table(("VOLUME", "SIZE", "COPIES", "STATE"), volumes))
+    print_text(table(("VOLUME", "SIZE", "COPIES", "OWNER", "STATE"), volumes))
     return Status.DONE
 
 
-def _state_of_server(row: dict[str, Any]) -> str:
-    if not row["is_here"]:
-        return "gone"
-    return "draining" if row["is_draining"] else "here"
-
-
-def _state_of_volume(row: dict[str, Any]) -> str:
-    if row["why"]:
-        return str(row["why"])
-    return "available" if row["available"] == row["extents"] else "moving"
-
-
 def _create(client: Client, args: Namespace) -> int:
-    argument = {"name": args.name, "size_bytes": args.size, "replicas": args.replicas}
+    argument = {"name": args.name, "size_bytes": args.size, "replicas": args.replicas,
+                "user": user_name()}  # fmt: skip
     made = client.change("memory_create", argument)
     if args.json:
         print_json(made)
@@ -80,8 +71,7 @@ def _drain(client: Client, args: Namespace) -> int:
     """Drain a server, and wait until it has left."""
     client.change("memory_drain", {"server": args.server})
     while any(row["server"] == args.server for row in client.ask("memory")["servers"]):
-        with suppress(WaitTimeoutError):
-            client.wait_until(lambda: False, POLL_S, "the next query")
+        pause(client, POLL_S)
     if args.json:
         print_json({"server": args.server})
     return Status.DONE
@@ -121,6 +111,12 @@ def _add_server(parser: ArgumentParser) -> None:
 
 VERBS = {
     "list": Verb("list memory servers and volumes", _add_nothing, _list),
+    "stats": Verb(
+        "show the activity of memory servers and volumes",
+        stats.add_watch,
+        stats.stats,
+        stats.ABOUT,
+    ),
     "create": Verb("create a volume", _add_create, _create),
     "export": Verb(
         "serve a volume to NBD clients, until the command is interrupted",

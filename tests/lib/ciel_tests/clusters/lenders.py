@@ -19,10 +19,12 @@ class Lenders:
         self.processes: dict[str, subprocess.Popen[str]] = {}  # by id
         self.schemas = Schemas()
 
-    def start(self, offer: str = "64MiB") -> str:
+    def start(self, offer: str = "64MiB", *options: str) -> str:
         """Start a server; return its id."""
         before = set(self.servers())
-        process = self.home.start("ciel-memory", "--offer", offer, "--listen", "127.0.0.1:0")
+        pressure = options or ("--pressure-max", "off")  # whatever else runs on this host
+        words = ["--offer", offer, "--listen", "127.0.0.1:0", *pressure]
+        process = self.home.start("ciel-memory", *words)
         wait_for(lambda: set(self.servers()) - before, "the server", 20.0)
         (server,) = set(self.servers()) - before
         self.processes[server] = process

@@ -11,7 +11,7 @@ import time
 from ciel.memory import page_server, volumes
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES, PageServer, Synced
 from ciel.memory.space import Space
-from ciel.memory.volumes import LEASE_S, Connect, Expel, Hold, Moved, Place, Retain, Volumes
+from ciel.memory.volumes import LEASE_S, Connect, Expel, Hold, Place, Retain, Volumes
 
 
 class Node:
@@ -128,7 +128,7 @@ class Nodes:
         now_s = time.monotonic()
         while orders := self.volumes.take_orders():
             for order in orders:
-                node = None if isinstance(order, Moved) else self.nodes.get(order.server)
+                node = self.nodes.get(order.server)
                 if node is None:
                     continue
                 match order:
