@@ -1,0 +1,173 @@
+/* Writes of clients: each waits until its backups have acknowledged it. */
+#include "server.h"
+
+int is_primary(const struct page_server *server, const struct extent *extent,
+               uint32_t epoch)
+{
+    return extent != NULL && extent->role == ROLE_PRIMARY && extent->epoch == epoch &&
+           now_s() < server->lease_until_s;
+}
+
+static void free_pending(struct pending *pending)
+{
+    if (pending->from != NULL)
+        pending->from->references--;
+    free(pending->payload);
+    free(pending);
+}
+
+/* Complete the writes that no backup delays any more, in order. */
+void complete_writes(struct page_server *server, struct extent *extent)
+{
+    while (extent->first != NULL && extent->first->waits == 0) {
+        struct pending *done = extent->first;
+        const struct frame *frame = &done->frame;
+        int first = (int)(frame->page % EXTENT_PAGES);
+
+        extent->first = done->next;
+        if (extent->first == NULL)
+            extent->last = &extent->first;
+        if (done->payload != NULL && !has_room(server, extent, first, (int)frame->count)) {
+            reply(server, done->from, frame, STATUS_NO_SPACE);
+        } else {
+            change_pages(server, extent, first, (int)frame->count, done->payload);
+            note_completed(server, frame->session, frame->id);
+            reply(server, done->from, frame, STATUS_OK);
+        }
+        free_pending(done);
+    }
+}
+
+/* Send a write to the backups; return which ones have to acknowledge it. */
+static uint64_t forward_write(struct page_server *server, const struct extent *extent,
+                        const struct frame *frame, const uint8_t *payload)
+{
+    uint64_t waits = 0;
+
+    for (int n = 0; n < extent->backup_count; n++) {
+        int number = extent->backups[n];
+        struct connection *peer = server->peers[number];
+        waits |= (uint64_t)1 << number; /* if it is lost, the owner's next decision ends the wait */
+        if (peer == NULL)
+            continue;
+        struct frame sent = *frame;
+        sent.op = payload == NULL ? OP_FORWARD_TRIM : OP_FORWARD;
+        uint8_t *at = put_frame(server, peer, &sent);
+        if (at == NULL)
+            continue;
+        if (payload != NULL)
+            memcpy(at, payload, frame->size_bytes);
+        send_now(server, peer);
+        server->figures.pages_forwarded += frame->count;
+    }
+    return waits;
+}
+
+/* Return the write that a client has sent before, through another connection. */
+static struct pending *earlier_write(const struct extent *extent, const struct frame *frame)
+{
+    struct pending *pending = extent->first;
+
+    while (pending != NULL &&
+           (pending->frame.session != frame->session || pending->frame.id != frame->id))
+        pending = pending->next;
+    return pending;
+}
+
+void write_pages(struct page_server *server, struct connection *from, struct frame *frame,
+                        const uint8_t *payload)
+{
+    struct extent *extent = find_extent(server, frame->volume, (uint32_t)(frame->page / EXTENT_PAGES));
+    struct session *session;
+    struct pending *pending;
+    int first = (int)(frame->page % EXTENT_PAGES);
+
+    frame->session = from->session;
+    if (!is_primary(server, extent, frame->epoch)) {
+        reply(server, from, frame, STATUS_STALE);
+        return;
+    }
+    session = session_of(server, from->session);
+    if (session != NULL && frame->id <= session->last_id) { /* its reply was lost (KVB-3) */
+        reply(server, from, frame, STATUS_OK);
+        return;
+    }
+    pending = earlier_write(extent, frame);
+    if (pending != NULL) {
+        if (pending->from != NULL)
+            pending->from->references--;
+        pending->from = from;
+        from->references++;
+        return;
+    }
+    if (payload != NULL && !is_intact((int)frame->count, payload)) {
+        reply(server, from, frame, STATUS_DAMAGED);
+        return;
+    }
+    if (payload != NULL && !has_room(server, extent, first, (int)frame->count)) {
+        reply(server, from, frame, STATUS_NO_SPACE);
+        return;
+    }
+    if (extent->backup_count == 0 && extent->first == NULL) { /* nothing to wait for */
+        change_pages(server, extent, first, (int)frame->count, payload);
+        note_completed(server, frame->session, frame->id);
+        reply(server, from, frame, STATUS_OK);
+        return;
+    }
+    pending = calloc(1, sizeof *pending);
+    if (pending != NULL && payload != NULL)
+        pending->payload = malloc(frame->size_bytes);
+    if (pending == NULL || (payload != NULL && pending->payload == NULL)) {
+        free(pending);
+        reply(server, from, frame, STATUS_NO_SPACE);
+        return;
+    }
+    if (payload != NULL)
+        memcpy(pending->payload, payload, frame->size_bytes);
+    frame->sequence = ++server->sequence;
+    pending->frame = *frame;
+    pending->from = from;
+    from->references++;
+    *extent->last = pending;
+    extent->last = &pending->next;
+    pending->waits = forward_write(server, extent, frame, payload);
+    complete_writes(server, extent);
+}
+
+/* A peer has acknowledged a write. */
+void note_acknowledged(struct page_server *server, struct connection *from,
+                       const struct frame *frame)
+{
+    uint32_t number = (uint32_t)(frame->page / EXTENT_PAGES);
+    struct extent *extent = find_extent(server, frame->volume, number);
+
+    if (extent == NULL)
+        return;
+    for (struct pending *pending = extent->first; pending != NULL; pending = pending->next)
+        if (pending->frame.sequence == frame->sequence)
+            pending->waits &= ~((uint64_t)1 << from->peer);
+    complete_writes(server, extent);
+}
+
+void refuse_pending(struct page_server *server, struct extent *extent)
+{
+    while (extent->first != NULL) {
+        struct pending *pending = extent->first;
+        extent->first = pending->next;
+        reply(server, pending->from, &pending->frame, STATUS_STALE);
+        free_pending(pending);
+    }
+    extent->last = &extent->first;
+}
+
+/* A connection that has gone gets no replies; its writes are completed. */
+void detach_writes(struct page_server *server, struct connection *connection)
+{
+    if (connection->references == 0)
+        return;
+    for (int n = 0; n < EXTENT_BUCKETS; n++)
+        for (struct extent *extent = server->extents[n]; extent != NULL; extent = extent->next)
+            for (struct pending *each = extent->first; each != NULL; each = each->next)
+                if (each->from == connection)
+                    each->from = NULL;
+}
