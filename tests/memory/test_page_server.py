@@ -273,6 +273,16 @@ def test_the_checksum_is_crc_32c() -> None:
     assert checksum(b"") == 0
 
 
+@pytest.mark.parametrize("size", [7, 1360, 4079, 4080, 4096, 4099, 8175, 9000])
+def test_the_checksum_of_long_content_is_that_of_its_bytes(size: int) -> None:
+    content, expected = random.Random(size).randbytes(size), 0xFFFFFFFF
+    for byte in content:
+        expected ^= byte
+        for _ in range(8):
+            expected = expected >> 1 ^ (0x82F63B78 if expected & 1 else 0)
+    assert checksum(content) == expected ^ 0xFFFFFFFF
+
+
 # --- roles ----------------------------------------------------------------------------------------
 
 
