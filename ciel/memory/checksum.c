@@ -1,8 +1,8 @@
 /* CRC-32C, by the processor's instruction if it has one.
  *
- * The instruction takes 3 cycles for 8 bytes, and the processor can start one in each cycle. So a page
- * is divided into three lanes, whose checksums are computed side by side and then combined: expected
- * are 512 cycles for a page of 4,096 bytes, instead of 1,536. */
+ * The instruction takes 3 cycles for 8 bytes, and the processor can start one in each cycle. So a
+ * page is divided into three lanes, whose checksums are computed side by side and then combined:
+ * expected are 512 cycles for a page of 4,096 bytes, instead of 1,536. */
 #include <stdint.h>
 #include <string.h>
 

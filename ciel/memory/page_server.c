@@ -20,6 +20,7 @@ static void *serve(void *argument)
 {
     struct page_server *server = argument;
     struct epoll_event events[64];
+    double swept_s = now_s();
 
     for (;;) {
         int count = epoll_wait(server->epoll, events, 64, 1000);
@@ -48,8 +49,12 @@ static void *serve(void *argument)
             else if (events[n].events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !connection->is_closing)
                 receive(server, connection);
         }
-        sync_all(server);
-        sweep(server);
+        if (server->syncs != NULL)
+            sync_all(server);
+        if (server->has_ended || now_s() >= swept_s + 1.0) {
+            sweep(server);
+            swept_s = now_s();
+        }
         pthread_mutex_unlock(&server->mutex);
     }
 }

@@ -1,4 +1,4 @@
-/* Accepts connections, and lets them in when they have sent a token that the owner has announced. */
+/* Accepts connections, and lets them in when they have sent a token that the owner announced. */
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -77,6 +77,7 @@ int page_server_allow(struct page_server *server, const uint8_t token[TOKEN_BYTE
     for (struct connection *each = server->connections; each != NULL; each = each->next)
         if (each->kind == UNAUTHENTICATED && !each->is_closing)
             process_frames(server, each);
+    send_queued(server);
     pthread_mutex_unlock(&server->mutex);
     if (!is_kept)
         errno = EAGAIN;

@@ -8,11 +8,12 @@
 
 enum {
     READ_BYTES = 1 << 16,
+    LOCAL_SEND_BYTES = 2 << 20, /* room in the kernel for the longest reply, at a UNIX socket */
     HELD_MAX_BYTES = 64 << 20, /* of replies that a client does not take */
 };
 
 /* Make room for so many bytes at the end. 0: no memory. */
-int make_room(struct buffer *buffer, size_t bytes)
+static int make_room(struct buffer *buffer, size_t bytes)
 {
     if (buffer->start == buffer->end)
         buffer->start = buffer->end = 0;
@@ -36,7 +37,7 @@ int make_room(struct buffer *buffer, size_t bytes)
     return 1;
 }
 
-void watch(struct page_server *server, struct connection *connection, int waits_for_room)
+static void watch(struct page_server *server, struct connection *connection, int waits_for_room)
 {
     struct epoll_event event = {
         .events = EPOLLIN | (waits_for_room ? EPOLLOUT : 0), .data.ptr = connection};
@@ -51,12 +52,14 @@ void end_connection(struct page_server *server, struct connection *connection)
     if (connection->is_closing)
         return;
     connection->is_closing = 1;
+    server->has_ended = 1;
     epoll_ctl(server->epoll, EPOLL_CTL_DEL, connection->fd, NULL);
     shutdown(connection->fd, SHUT_RDWR);
     if (connection->peer >= 0 && server->peers[connection->peer] == connection) {
         server->peers[connection->peer] = NULL;
         server->unacknowledged[connection->peer] = 0;
-        report_event(server, (struct event){.kind = EVENT_PEER_LOST, .peer = (uint32_t)connection->peer});
+        report_event(server, (struct event){.kind = EVENT_PEER_LOST,
+                                            .peer = (uint32_t)connection->peer});
     }
 }
 
@@ -79,24 +82,78 @@ void send_now(struct page_server *server, struct connection *connection)
         watch(server, connection, held(out) > 0);
 }
 
-/* Add a frame, and room for its payload, to the bytes to send; return the room, or NULL. */
-uint8_t *put_frame(struct page_server *server, struct connection *connection,
-                          const struct frame *frame)
+/* Send what has been put into buffers. The replies to all requests of one read leave together. */
+void send_queued(struct page_server *server)
+{
+    while (server->queued != NULL) {
+        struct connection *connection = server->queued;
+        server->queued = connection->next_queued;
+        connection->is_queued = 0;
+        if (!connection->waits_for_room)
+            send_now(server, connection);
+    }
+}
+
+/* Add room to the bytes to send; return it, or NULL if the connection has ended. */
+static uint8_t *put_bytes(struct page_server *server, struct connection *connection, size_t bytes)
 {
     struct buffer *out = &connection->out;
-    size_t bytes = sizeof *frame + frame->size_bytes;
 
-    if (held(out) > HELD_MAX_BYTES || !make_room(out, bytes)) {
+    if (connection->is_closing || held(out) > HELD_MAX_BYTES || !make_room(out, bytes)) {
         end_connection(server, connection);
         return NULL;
     }
-    memcpy(out->bytes + out->end, frame, sizeof *frame);
+    if (!connection->is_queued) {
+        connection->is_queued = 1;
+        connection->next_queued = server->queued;
+        server->queued = connection;
+    }
     out->end += bytes;
-    return out->bytes + out->end - frame->size_bytes;
+    return out->bytes + out->end - bytes;
 }
 
-void reply(struct page_server *server, struct connection *connection,
-                  const struct frame *frame, enum status status)
+/* Add a frame, and room for its payload, to the bytes to send; return the room, or NULL. */
+uint8_t *put_frame(struct page_server *server, struct connection *connection,
+                   const struct frame *frame)
+{
+    uint8_t *at = put_bytes(server, connection, sizeof *frame + frame->size_bytes);
+
+    if (at == NULL)
+        return NULL;
+    memcpy(at, frame, sizeof *frame);
+    return at + sizeof *frame;
+}
+
+/* Send parts from where they are, and copy only those bytes that the kernel does not take now. */
+void send_parts(struct page_server *server, struct connection *connection,
+                const struct iovec *parts, int count)
+{
+    struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
+    size_t bytes = 0, sent = 0;
+
+    for (int n = 0; n < count; n++)
+        bytes += parts[n].iov_len;
+    if (held(&connection->out) == 0) {
+        ssize_t taken = sendmsg(connection->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (taken < 0 && errno != EAGAIN && errno != EINTR) {
+            end_connection(server, connection);
+            return;
+        }
+        sent = taken < 0 ? 0 : (size_t)taken;
+    }
+    if (sent == bytes)
+        return;
+    uint8_t *at = put_bytes(server, connection, bytes - sent);
+    for (int n = 0; n < count && at != NULL; n++) {
+        size_t skipped = sent < parts[n].iov_len ? sent : parts[n].iov_len;
+        memcpy(at, (const uint8_t *)parts[n].iov_base + skipped, parts[n].iov_len - skipped);
+        at += parts[n].iov_len - skipped;
+        sent -= skipped;
+    }
+}
+
+void reply(struct page_server *server, struct connection *connection, const struct frame *frame,
+           enum status status)
 {
     struct frame answer = *frame;
 
@@ -105,8 +162,19 @@ void reply(struct page_server *server, struct connection *connection,
     server->figures.refused += status != STATUS_OK;
     answer.size_bytes = 0;
     answer.status = (uint16_t)status;
-    if (put_frame(server, connection, &answer) != NULL)
-        send_now(server, connection);
+    put_frame(server, connection, &answer);
+}
+
+/* Let a reply leave at once, and by few calls. TCP adapts the size of its buffer by itself. */
+static void tune(int fd)
+{
+    int domain = 0, one = 1, bytes = LOCAL_SEND_BYTES;
+    socklen_t size = sizeof domain;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+    else
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
 struct connection *add_connection(struct page_server *server, enum kind kind, int fd)
@@ -125,10 +193,8 @@ struct connection *add_connection(struct page_server *server, enum kind kind, in
     if (server->connections != NULL)
         server->connections->previous = connection;
     server->connections = connection;
-    if (kind != LISTENER) {
-        int one = 1;
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    }
+    if (kind != LISTENER)
+        tune(fd);
     return connection;
 }
 
@@ -173,6 +239,7 @@ void receive(struct page_server *server, struct connection *connection)
     if (count > 0) {
         in->end += (size_t)count;
         process_frames(server, connection);
+        send_queued(server);
     } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
         end_connection(server, connection);
     }
@@ -183,6 +250,7 @@ void sweep(struct page_server *server)
 {
     struct connection *next;
 
+    server->has_ended = 0;
     for (struct connection *each = server->connections; each != NULL; each = next) {
         next = each->next;
         if (has_expired(each))

@@ -1,41 +1,45 @@
 /* Checks frames, and carries out the requests of clients and peers. */
 #include "server.h"
 
+/* Send pages from where they are; pages in a row are one part. */
 static void read_pages(struct page_server *server, struct connection *from,
                        const struct frame *frame)
 {
-    struct extent *extent = find_extent(server, frame->volume, (uint32_t)(frame->page / EXTENT_PAGES));
-    struct frame answer = *frame;
-    int first = (int)(frame->page % EXTENT_PAGES), count = (int)frame->count;
+    static const uint8_t zeros[PAGE_BYTES];
+    struct {
+        struct frame frame;
+        uint32_t checksums[EXTENT_PAGES];
+    } head = {.frame = *frame};
+    struct iovec parts[1 + EXTENT_PAGES];
+    struct extent *extent = extent_of(server, frame);
+    uint32_t first = (uint32_t)(frame->page % EXTENT_PAGES), before = 0;
+    int last = 0;
 
     if (!is_primary(server, extent, frame->epoch)) {
         reply(server, from, frame, STATUS_STALE);
         return;
     }
-    answer.size_bytes = (uint32_t)count * (PAGE_BYTES + 4);
-    uint8_t *at = put_frame(server, from, &answer);
-    if (at == NULL)
-        return;
-    for (int n = 0; n < count; n++) {
+    head.frame.size_bytes = frame->count * (PAGE_BYTES + 4);
+    parts[0] = (struct iovec){&head, sizeof head.frame + 4 * frame->count};
+    for (uint32_t n = 0; n < frame->count; n++) {
         uint32_t slot = extent->slots[first + n];
-        uint8_t *page = at + 4 * count + (size_t)n * PAGE_BYTES;
-        if (slot == 0) {
-            memcpy(at + 4 * n, &server->zeros_checksum, 4);
-            memset(page, 0, PAGE_BYTES);
-        } else {
-            memcpy(at + 4 * n, &server->checksums[slot - 1], 4);
-            memcpy(page, page_at(server, slot), PAGE_BYTES);
-        }
+        head.checksums[n] = slot == 0 ? server->zeros_checksum : server->checksums[slot - 1];
+        if (before != 0 && slot == before + 1)
+            parts[last].iov_len += PAGE_BYTES;
+        else
+            parts[++last] = (struct iovec){
+                slot == 0 ? (uint8_t *)zeros : page_at(server, slot), PAGE_BYTES};
+        before = slot;
     }
-    server->figures.pages_read += (uint64_t)count;
-    send_now(server, from);
+    server->figures.pages_read += frame->count;
+    send_parts(server, from, parts, last + 1);
 }
 
 /* Take over a write, or pages, from the primary. */
 static void follow(struct page_server *server, struct connection *from, const struct frame *frame,
                    const uint8_t *payload)
 {
-    struct extent *extent = find_extent(server, frame->volume, (uint32_t)(frame->page / EXTENT_PAGES));
+    struct extent *extent = extent_of(server, frame);
     int first = (int)(frame->page % EXTENT_PAGES);
 
     if (extent == NULL || frame->epoch < extent->epoch ||

@@ -63,6 +63,7 @@ int page_server_hold(struct page_server *server, const struct holding *holdings,
     int is_done = 1;
     for (int n = 0; n < count && is_done; n++)
         is_done = hold(server, &holdings[n]);
+    send_queued(server);
     pthread_mutex_unlock(&server->mutex);
     page_server_wake(server);
     if (!is_done)

@@ -44,7 +44,6 @@ static int sync_some(struct page_server *server, struct extent *extent, struct s
         memcpy(at + 4 * n, &server->checksums[slot - 1], 4);
         memcpy(at + 4 * count + (size_t)n * PAGE_BYTES, page_at(server, slot), PAGE_BYTES);
     }
-    send_now(server, peer);
     sync->page += count;
     sync->unacknowledged++;
     server->unacknowledged[sync->peer]++;
@@ -89,6 +88,7 @@ void sync_all(struct page_server *server)
             link = &sync->next;
         }
     }
+    send_queued(server);
 }
 
 int start_sync(struct page_server *server, const struct extent *extent, int peer)

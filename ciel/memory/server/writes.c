@@ -57,7 +57,6 @@ static uint64_t forward_write(struct page_server *server, const struct extent *e
             continue;
         if (payload != NULL)
             memcpy(at, payload, frame->size_bytes);
-        send_now(server, peer);
         server->figures.pages_forwarded += frame->count;
     }
     return waits;
@@ -75,9 +74,9 @@ static struct pending *earlier_write(const struct extent *extent, const struct f
 }
 
 void write_pages(struct page_server *server, struct connection *from, struct frame *frame,
-                        const uint8_t *payload)
+                 const uint8_t *payload)
 {
-    struct extent *extent = find_extent(server, frame->volume, (uint32_t)(frame->page / EXTENT_PAGES));
+    struct extent *extent = extent_of(server, frame);
     struct session *session;
     struct pending *pending;
     int first = (int)(frame->page % EXTENT_PAGES);
@@ -138,8 +137,7 @@ void write_pages(struct page_server *server, struct connection *from, struct fra
 void note_acknowledged(struct page_server *server, struct connection *from,
                        const struct frame *frame)
 {
-    uint32_t number = (uint32_t)(frame->page / EXTENT_PAGES);
-    struct extent *extent = find_extent(server, frame->volume, number);
+    struct extent *extent = extent_of(server, frame);
 
     if (extent == NULL)
         return;
