@@ -28,6 +28,7 @@ from ciel.core.events import (
     TakeRoles,
 )
 from ciel.core.ids import check_id
+from ciel.memory.local import LocalAddress
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
 from ciel.memory.volumes import (
     LEASE_S,
@@ -61,6 +62,7 @@ class MemoryServers:
         self._volumes = Volumes()
         self._peers: dict[ServerId, ControlPeer] = {}
         self._names: dict[ControlPeer, ServerId] = {}
+        self._local: dict[ServerId, LocalAddress] = {}
         self._timer: DelayedCall | None = None
 
     def close(self) -> None:
@@ -75,6 +77,7 @@ class MemoryServers:
         try:
             server, address = check_id(about.get("server")), _address(about.get("address"))
             extents_max = _whole(about.get("extents"), 1, EXTENTS_MAX)
+            local = LocalAddress.parse(about.get("local"))
             if server in self._peers:
                 self._let_go(self._peers[server])
             self._volumes.join(server, address, extents_max, self._now_s())
@@ -86,6 +89,8 @@ class MemoryServers:
             id=server, address=address, mib=extents_max * (EXTENT_BYTES >> 20),
         )  # fmt: skip
         self._peers[server], self._names[peer] = peer, server
+        if local is not None:
+            self._local[server] = local
         self._act()
 
     def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
@@ -128,6 +133,7 @@ class MemoryServers:
     def _forget(self, peer: ControlPeer) -> None:
         server = self._names.pop(peer)
         del self._peers[server]
+        self._local.pop(server, None)
         self._volumes.gone(server, self._now_s())
 
     # --- clients ----------------------------------------------------------------------------------
@@ -171,11 +177,15 @@ class MemoryServers:
         return None
 
     def _connect_client(self, argument: Mapping[str, Any]) -> Any:
-        """Let a client connect to a server; return the address and the token."""
+        """Let a client connect to a server; return its addresses and the token."""
         server = self._numbered(_whole(argument.get("server"), 0, 1 << 30))
         if server not in self._peers:
             raise VolumeError("the memory server has gone")
-        return {"address": self._volumes.servers[server].address, "token": self._token(server)}
+        local = self._local.get(server)
+        return {
+            "address": self._volumes.servers[server].address, "token": self._token(server),
+            "local": None if local is None else local._asdict(),
+        }  # fmt: skip
 
     def _described(self) -> Any:
         servers = [

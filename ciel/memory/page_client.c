@@ -161,7 +161,7 @@ static enum outcome hang_up(struct page_session *session, uint32_t server)
 
 /* --- requests --------------------------------------------------------------------------------- */
 
-/* What a call sends, or where it receives: the checksums are those of the session. */
+/* A request and its pages. The session has room for their checksums. */
 struct request {
     struct frame frame;
     uint32_t asked_epoch; /* of the last try: another one needs a later epoch */

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from ciel.memory import local
 from ciel.memory.page_server import (
     EXTENT_BYTES,
     EXTENT_PAGES,
@@ -126,16 +127,22 @@ class Caller:
 
 
 class Server:
-    def __init__(self, extents: int = 4) -> None:
+    def __init__(self, extents: int = 4, *, is_local: bool = False) -> None:
         self.pages = PageServer(extents * EXTENT_BYTES)
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        if is_local:
+            self._listening, _ = local.listen()
+        else:
+            self._listening = socket.create_server(("127.0.0.1", 0))
         self._clients: list[socket.socket] = []
         self.pages.listen(self._listening)
         self.pages.lease(time.monotonic() + 60.0)
 
     def connect(self) -> socket.socket:
-        self._clients.append(socket.create_connection(self._listening.getsockname(), WITHIN_S))
-        return self._clients[-1]
+        client = socket.socket(self._listening.family)
+        client.settimeout(WITHIN_S)
+        client.connect(self._listening.getsockname())
+        self._clients.append(client)
+        return client
 
     def join(self, peer: int, other: Server) -> None:
         """Connect to another server, which becomes the peer of this number."""
@@ -168,12 +175,13 @@ class Server:
 Make = Callable[..., Server]
 
 
-@pytest.fixture
-def make() -> Iterator[Make]:
+@pytest.fixture(params=["tcp", "unix"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Make servers at TCP ports or at UNIX sockets, whose rules are the same."""
     made: list[Server] = []
 
     def make(extents: int = 4) -> Server:
-        made.append(Server(extents))
+        made.append(Server(extents, is_local=request.param == "unix"))
         return made[-1]
 
     yield make

@@ -45,6 +45,7 @@ from ciel.core.events import (
     RolesTaken,
     TakeRoles,
 )
+from ciel.memory import local
 from ciel.memory.page_server import (
     EXTENT_BYTES,
     Holding,
@@ -146,9 +147,10 @@ class MemoryServer:
             raise DaemonError(f"{error.strerror}; offer less, or see `ulimit -l`") from None
         self._closers.append(self._pages.close)
         address = with_port(advertised(self._options), self._listen(self._pages))
+        nearby = self._listen_locally(self._pages)
         self._reactor.addReader(self)
         self._closers.append(lambda: self._reactor.removeReader(self))
-        about = {"server": self._id, "address": address,
+        about = {"server": self._id, "address": address, "local": nearby._asdict(),
                  "extents": self._options.offer // EXTENT_BYTES}  # fmt: skip
         ticks = Ticks(self._reactor)
 
@@ -180,6 +182,13 @@ class MemoryServer:
         pages.listen(listening)
         self._closers.append(listening.close)
         return Address(host, listening.getsockname()[1], "")
+
+    def _listen_locally(self, pages: PageServer) -> local.LocalAddress:
+        """Listen for clients on this host; return the address, which only the master gets."""
+        listening, address = local.listen()
+        pages.listen(listening)
+        self._closers.append(listening.close)
+        return address
 
     def describe(self) -> Any:
         """Return the state for a dump."""

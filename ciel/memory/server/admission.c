@@ -35,8 +35,8 @@ void accept_connection(struct page_server *server, struct connection *listener)
         close(fd);
 }
 
-/* Compare the token of a connection, which becomes that of a client, or of a peer (session 0). The
- * owner may announce the token later: the connection waits for that. */
+/* Compare the token of a connection. Session 0 makes it a peer, any other session a client. The
+ * owner may announce the token later: the connection waits for it. */
 void admit(struct page_server *server, struct connection *connection)
 {
     struct buffer *in = &connection->in;

@@ -1,4 +1,4 @@
-/* Receives and sends bytes of connections, and frees those that have ended. */
+/* Receives and sends bytes of connections, and frees ended connections. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -82,7 +82,7 @@ void send_now(struct page_server *server, struct connection *connection)
         watch(server, connection, held(out) > 0);
 }
 
-/* Send what has been put into buffers. The replies to all requests of one read leave together. */
+/* Send the bytes in buffers. The replies to all requests of one `recv` leave together. */
 void send_queued(struct page_server *server)
 {
     while (server->queued != NULL) {
@@ -245,7 +245,7 @@ void receive(struct page_server *server, struct connection *connection)
     }
 }
 
-/* End connections that have sent no token in time, and free those that have ended. */
+/* End connections that have sent no token in time, and free all ended connections. */
 void sweep(struct page_server *server)
 {
     struct connection *next;

@@ -6,10 +6,10 @@
  * the memory, and sessions.c the last request of each session. All functions need the server's
  * mutex, unless their names begin with page_.
  *
- * What a page should cost, in CPU time, at a UNIX socket (docs/measured/remote-memory.md compares):
+ * The expected CPU time of a page at a UNIX socket (docs/measured/remote-memory.md compares):
  * - A read of one page, at the server: epoll_wait 0.4 us, recv 0.4 us, the look-up with the lock
- *   and the clock 0.2 us, sendmsg with a copy into the kernel 1 us, waking the client 1 us; and 1.5 us
- *   for the switch to sleep and back if no other request is there. Together 3 to 4.5 us.
+ *   and the clock 0.2 us, sendmsg with a copy into the kernel 1 us, waking the client 1 us; and
+ *   1.5 us for the switch to sleep and back if no request waits. Together 3 to 4.5 us.
  * - The same at the client: sendmsg 0.5 us, waking the server 1 us, recvmsg with a copy 0.8 us, the
  *   switch to sleep and back 1.5 us, the checksum 0.2 us. Together 4 us.
  * - A page of a long read: a copy by the server, a copy and the checksum by the client, which are

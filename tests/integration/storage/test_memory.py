@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from ciel.client.client import Client
+from ciel.client.memory import VolumeOwner
 from ciel.memory.space import SpaceError
 from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel_tests.documents.schemas import Schemas
@@ -138,6 +140,17 @@ def test_a_server_that_stood_still_joins_again(
         lenders.kill(next(server for server in lenders.processes if server != first))
         assert space.read(0, 6) == b"after!"  # it has no old page
         space.close()
+
+
+def test_a_client_on_the_host_of_a_server_uses_its_unix_socket(
+    lenders: Lenders, lasting_cluster: HandCluster
+) -> None:
+    lenders.start()
+    lenders.create("near", "1MiB", 1)
+    with Client(lasting_cluster.url, access=str(lasting_cluster.access)) as client:
+        owner = VolumeOwner(client, "near")
+        with owner.connect(owner.place(0)[1], session=1) as connected:
+            assert connected.family == socket.AF_UNIX
 
 
 @pytest.mark.slow
