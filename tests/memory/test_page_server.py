@@ -35,6 +35,7 @@ FRAME: Final = struct.Struct("<IHHQQQQQII")
 READ, WRITE, TRIM, FORWARD, FORWARD_TRIM, SYNC = range(1, 7)
 OK, STALE, NO_SPACE, DAMAGED = range(4)
 VOLUME: Final = 7
+LATEST: Final = 2**32 - 1  # an epoch that differs from 1 in all bytes
 SESSIONS = count(1)
 WITHIN_S = 10.0
 
@@ -143,6 +144,10 @@ class Server:
         client.connect(self._listening.getsockname())
         self._clients.append(client)
         return client
+
+    def forget_client(self) -> None:
+        """Take the last connection from the list of those to close."""
+        self._clients.pop()
 
     def join(self, peer: int, other: Server) -> None:
         """Connect to another server, which becomes the peer of this number."""
@@ -656,6 +661,72 @@ def test_mutated_frames_harm_nobody(pair: tuple[Server, Server]) -> None:
             pass
         caller.socket.close()
     assert healthy.read(200) == page("intact")
+
+
+# 1,000,000 together at the two kinds of sockets
+@pytest.mark.parametrize("number", [3_000, pytest.param(500_000, marks=pytest.mark.slow)])
+def test_a_mutated_frame_closes_its_connection_and_nothing_else(
+    server: Server, number: int
+) -> None:
+    chance, healthy = random.Random(number), Caller(server)
+    healthy.write(200, page("intact"))
+    before, descriptors = server.pages.figures(), len(os.listdir("/proc/self/fd"))
+    sent = 0
+    while sent < number:
+        frames, is_last_valid = [], True
+        while is_last_valid and len(frames) < 16:
+            frames.append(_mutated(chance))
+            is_last_valid = _is_valid(frames[-1])
+        _expect_an_end(server, frames)
+        sent += len(frames)
+    after = server.pages.figures()
+    assert after.pages_used == before.pages_used
+    assert after.extents == before.extents
+    assert healthy.read(200) == page("intact")
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "the ends of connections")
+
+
+def _mutated(chance: random.Random) -> bytes:
+    """Return a header, without payload, in which some bytes are random."""
+    op = chance.choice((READ, WRITE, TRIM))
+    size_bytes = 4100 if op == WRITE else 0
+    header = bytearray(
+        FRAME.pack(size_bytes, op, 0, 1, 0, 0, VOLUME, chance.randrange(100), 1, LATEST)
+    )
+    for _ in range(chance.randrange(1, 4)):
+        header[chance.randrange(len(header))] = chance.randrange(256)
+    return bytes(header)
+
+
+def _is_valid(header: bytes) -> bool:
+    """Whether a client may send this header: the rules of docs/protocol/memory.md."""
+    size_bytes, op, _, id, _, _, _, first, number, _ = FRAME.unpack(header)
+    fits = 0 < number <= EXTENT_PAGES - first % EXTENT_PAGES and first < EXTENT_PAGES << 32
+    return (
+        op in (READ, TRIM) and size_bytes == 0 and fits and id > 0  # a write lacks its payload
+    )
+
+
+def _expect_an_end(server: Server, frames: list[bytes]) -> None:
+    """Send frames: the server may answer valid ones, in their order, and ends the connection."""
+    token = os.urandom(TOKEN_BYTES)
+    server.pages.allow(token, 5.0)
+    received = b""
+    with server.connect() as connected:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        try:
+            connected.sendall(token + struct.pack("<Q", 1 << 40) + b"".join(frames))
+            connected.shutdown(socket.SHUT_WR)
+            while piece := connected.recv(1 << 16):
+                received += piece
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    server.forget_client()
+    for frame, at in zip(frames, range(0, len(received), FRAME.size), strict=False):
+        reply = FRAME.unpack_from(received, at)
+        assert _is_valid(frame)
+        assert reply[:4] == (0, FRAME.unpack(frame)[1], STALE, FRAME.unpack(frame)[3])
+    assert len(received) <= FRAME.size * len(frames)
 
 
 def test_too_little_memory_cannot_be_offered() -> None:
