@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ enum {
     AGAIN_MIN_US = 500,
     AGAIN_MAX_US = 20000,
     DAMAGED_MAX = 3, /* tries to read a page that arrives damaged */
+    PIECE_BYTES = 128 << 10, /* received at a time, so that the cache has it for the checksums */
 };
 
 struct place {
@@ -26,13 +28,15 @@ struct place {
     uint32_t server;
 };
 
+_Static_assert(sizeof(struct place) == 8, "is read and written at once");
+
 struct page_volume {
-    pthread_mutex_t mutex; /* for the companion, and the places */
+    pthread_mutex_t mutex; /* for the companion */
     int companion;
     uint64_t number;
     uint32_t extents;
     double timeout_s;
-    struct place places[];
+    _Atomic struct place places[]; /* which requests read without the mutex */
 };
 
 struct page_session {
@@ -103,13 +107,16 @@ static enum outcome find(struct page_session *session, uint32_t extent, uint32_t
     struct question question = {.kind = ASK_PLACE, .extent = extent};
     struct answer answer = {.status = ANSWER_OK};
 
+    *place = atomic_load(&volume->places[extent]);
+    if (place->epoch > epoch)
+        return DONE;
     pthread_mutex_lock(&volume->mutex);
-    *place = volume->places[extent];
+    *place = atomic_load(&volume->places[extent]); /* another thread may have asked meanwhile */
     if (place->epoch <= epoch) {
         ask(volume, &question, &answer);
         if (answer.status == ANSWER_OK && answer.server < PEERS_MAX) {
             *place = (struct place){answer.epoch, answer.server};
-            volume->places[extent] = *place;
+            atomic_store(&volume->places[extent], *place);
         }
     }
     pthread_mutex_unlock(&volume->mutex);
@@ -167,6 +174,7 @@ struct request {
     uint32_t asked_epoch; /* of the last try: another one needs a later epoch */
     double until_s;
     uint8_t *pages;
+    uint32_t intact; /* pages of a read that have arrived with their checksums, in a row */
 };
 
 /* Skip bytes that were sent or received; return whether all are. */
@@ -216,33 +224,65 @@ static int send_request(struct page_session *session, struct request *request, i
     }
 }
 
-/* Receive a reply: its pages go where the caller wants them. Small replies take one system call. */
-static int receive_reply(struct page_session *session, const struct request *request, int fd,
-                         struct frame *reply)
+/* Check the pages that have arrived, up to the first one that is damaged. */
+static void check_pages(struct page_session *session, struct request *request, size_t bytes)
 {
-    size_t count = request->frame.count, received = 0;
-    int is_read = request->frame.op == OP_READ;
-    uint32_t expected = is_read ? request->frame.count * (PAGE_BYTES + 4) : 0;
-    struct iovec parts[3] = {{reply, sizeof *reply},
-                             {session->checksums, 4 * count},
-                             {request->pages, PAGE_BYTES * count}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = is_read ? 3 : 1};
+    while ((request->intact + 1ul) * PAGE_BYTES <= bytes) {
+        const uint8_t *page = request->pages + (size_t)request->intact * PAGE_BYTES;
+        if (page_checksum(page, PAGE_BYTES) != session->checksums[request->intact])
+            return;
+        request->intact++;
+    }
+}
 
+/* Receive bytes of a reply up to an end: first the frame, then checksums, then pages to where the
+ * caller wants them. Return how many have arrived, which may be fewer; 0: the connection is over. */
+static size_t receive_up_to(struct page_session *session, const struct request *request, int fd,
+                            struct frame *reply, size_t received, size_t end)
+{
+    size_t count = request->frame.op == OP_READ ? request->frame.count : 0;
+    size_t sums_end = sizeof *reply + 4 * count;
+    struct iovec parts[3] = {
+        {reply, sizeof *reply},
+        {session->checksums, 4 * count},
+        {request->pages, end > sums_end ? end - sums_end : 0},
+    };
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+
+    skip(&message, received);
     for (;;) {
         ssize_t got = recvmsg(fd, &message, 0);
-        if (got == 0 || (got < 0 && !may_wait(session, request)))
+        if (got > 0)
+            return received + (size_t)got;
+        if (got == 0 || !may_wait(session, request))
             return 0;
-        if (got < 0)
-            continue;
-        received += (size_t)got;
-        skip(&message, (size_t)got);
+    }
+}
+
+/* Receive a reply. A short one takes one system call. */
+static int receive_reply(struct page_session *session, struct request *request, int fd,
+                         struct frame *reply)
+{
+    size_t count = request->frame.op == OP_READ ? request->frame.count : 0;
+    size_t pages_at = sizeof *reply + 4 * count, all = pages_at + PAGE_BYTES * count;
+    size_t received = 0;
+
+    request->intact = 0;
+    for (;;) {
+        size_t piece_end = (received > pages_at ? received : pages_at) + PIECE_BYTES;
+        received = receive_up_to(session, request, fd, reply, received,
+                                 all < piece_end ? all : piece_end);
+        if (received == 0)
+            return 0;
         if (received < sizeof *reply)
             continue;
+        size_t expected = reply->status == STATUS_OK ? all : sizeof *reply;
         if (reply->id != request->frame.id || reply->op != request->frame.op ||
-            reply->size_bytes != (reply->status == STATUS_OK ? expected : 0) ||
-            received > sizeof *reply + reply->size_bytes)
+            reply->size_bytes != expected - sizeof *reply || received > expected)
             return 0;
-        if (received == sizeof *reply + reply->size_bytes)
+        if (received > pages_at)
+            check_pages(session, request, received - pages_at);
+        if (received == expected)
             return 1;
     }
 }
@@ -278,24 +318,28 @@ static enum outcome try_once(struct page_session *session, struct request *reque
     }
 }
 
-/* Send a request until it is carried out. `pages`: of a read or write; NULL: of a trim. */
-static int carry_out(struct page_session *session, enum op op, uint64_t page, uint32_t count,
-                     uint8_t *pages)
+static struct request request_for(struct page_session *session, enum op op, uint64_t page,
+                                  uint32_t count, uint8_t *pages)
 {
-    struct request request = {
+    return (struct request){
         .frame = {.size_bytes = op == OP_WRITE ? count * (PAGE_BYTES + 4) : 0, .op = (uint16_t)op,
                   .id = ++session->last_id, .volume = session->volume->number, .page = page,
                   .count = count},
         .until_s = now_s() + session->volume->timeout_s,
         .pages = pages,
     };
+}
+
+/* Send a request until it is carried out. */
+static int carry_out(struct page_session *session, struct request *request)
+{
     useconds_t delay_us = AGAIN_MIN_US;
 
     for (;;) {
-        enum outcome outcome = try_once(session, &request);
+        enum outcome outcome = try_once(session, request);
         if (outcome == DONE)
             return 0;
-        if (outcome == FAILED || now_s() > request.until_s)
+        if (outcome == FAILED || now_s() > request->until_s)
             return -1;
         usleep(delay_us);
         delay_us = delay_us * 2 > AGAIN_MAX_US ? AGAIN_MAX_US : delay_us * 2;
@@ -305,13 +349,10 @@ static int carry_out(struct page_session *session, enum op op, uint64_t page, ui
 static int read_pages(struct page_session *session, uint64_t page, uint32_t count, uint8_t *pages)
 {
     for (int tries = 0; tries < DAMAGED_MAX; tries++) {
-        uint32_t intact = 0;
-        if (carry_out(session, OP_READ, page, count, pages) != 0)
+        struct request request = request_for(session, OP_READ, page, count, pages);
+        if (carry_out(session, &request) != 0)
             return -1;
-        while (intact < count && page_checksum(pages + (size_t)intact * PAGE_BYTES, PAGE_BYTES) ==
-                                     session->checksums[intact])
-            intact++;
-        if (intact == count)
+        if (request.intact == count)
             return 0;
     }
     say(session, "page %llu is damaged", (unsigned long long)page);
@@ -323,7 +364,8 @@ static int write_pages(struct page_session *session, uint64_t page, uint32_t cou
 {
     for (uint32_t n = 0; n < count; n++)
         session->checksums[n] = page_checksum(pages + (size_t)n * PAGE_BYTES, PAGE_BYTES);
-    return carry_out(session, OP_WRITE, page, count, (uint8_t *)pages);
+    struct request request = request_for(session, OP_WRITE, page, count, (uint8_t *)pages);
+    return carry_out(session, &request);
 }
 
 /* --- calls ------------------------------------------------------------------------------------ */
@@ -435,9 +477,9 @@ int page_session_trim(struct page_session *session, uint64_t size, uint64_t addr
         if (part.offset != 0)
             step = PAGE_BYTES - part.offset;
         part = first_part(address, step == 0 || step > part.size ? part.size : step);
-        if (has_whole_pages(&part)
-                ? carry_out(session, OP_TRIM, part.page, part.count, NULL) != 0
-                : write_part(session, &part, NULL) != 0)
+        struct request request = request_for(session, OP_TRIM, part.page, part.count, NULL);
+        if (has_whole_pages(&part) ? carry_out(session, &request) != 0
+                                   : write_part(session, &part, NULL) != 0)
             return -1;
         address += part.size;
         size -= part.size;
