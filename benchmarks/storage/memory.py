@@ -3,7 +3,7 @@
 fio reads and writes both over NBD and a UNIX socket, in turns. The CPU time of a page has three
 steps: the plug-in's code in nbdkit (client), the system calls of nbdkit and of the server (wire),
 and the server's code (server). For nbdkit they are the difference to nbdkit with its own memory.
-The comment in `ciel/memory/server/server.h` says what they should cost.
+The comment in `ciel/memory/server/server.h` states their expected cost.
 
 `direct` reads without NBD and nbdkit, by the library in C, over a UNIX socket and over TCP.
 

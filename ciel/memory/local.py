@@ -2,8 +2,8 @@
 
 A client sends its token to the process at the socket, so it first checks that this is the server:
 it must be on the same host, started by the same boot, and belong to the user whom the server has
-reported to the master. An abstract name ends with its socket, and each network namespace has names
-of its own; a client that does not find the server there uses TCP.
+reported to the master. An abstract name ends with its socket, and each network namespace has its
+own names; a client that does not find the server there uses TCP.
 """
 
 from __future__ import annotations

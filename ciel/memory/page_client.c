@@ -224,7 +224,7 @@ static int send_request(struct page_session *session, struct request *request, i
     }
 }
 
-/* Check the pages that have arrived, up to the first one that is damaged. */
+/* Check the pages that have arrived, up to the first damaged one. */
 static void check_pages(struct page_session *session, struct request *request, size_t bytes)
 {
     while ((request->intact + 1ul) * PAGE_BYTES <= bytes) {
@@ -235,8 +235,8 @@ static void check_pages(struct page_session *session, struct request *request, s
     }
 }
 
-/* Receive bytes of a reply up to an end: first the frame, then checksums, then pages to where the
- * caller wants them. Return how many have arrived, which may be fewer; 0: the connection is over. */
+/* Receive bytes of a reply up to an end: the frame, the checksums, then the pages, which go to the
+ * caller's memory. Return how many have arrived, which may be fewer; 0: the connection is over. */
 static size_t receive_up_to(struct page_session *session, const struct request *request, int fd,
                             struct frame *reply, size_t received, size_t end)
 {

@@ -89,7 +89,7 @@ static void free_all(struct page_server *server)
         free(sync);
     }
     if (server->pages != NULL)
-        munmap(server->pages, (size_t)server->slot_count * PAGE_BYTES);
+        munmap(server->pages, ((size_t)server->slot_count + SPARE_PAGES) * PAGE_BYTES);
     for (int n = 0; n < 3; n++) {
         int fd = (int[]){server->epoll, server->wake, server->has_events}[n];
         if (fd >= 0)
@@ -106,28 +106,29 @@ static int set_up(struct page_server *server, int64_t offered_bytes, int is_lock
 {
     struct epoll_event woken = {.events = EPOLLIN, .data.ptr = NULL};
     static const uint8_t zeros[PAGE_BYTES];
+    uint32_t all = (uint32_t)(offered_bytes / PAGE_BYTES) + SPARE_PAGES;
 
-    server->slot_count = (uint32_t)(offered_bytes / PAGE_BYTES);
-    server->free_count = server->slot_count;
+    server->slot_count = all - SPARE_PAGES;
+    server->free_count = all;
     server->zeros_checksum = page_checksum(zeros, PAGE_BYTES);
     server->epoll = epoll_create1(EPOLL_CLOEXEC);
     server->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     server->has_events = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    server->checksums = malloc((size_t)server->slot_count * 4);
-    server->free_slots = malloc((size_t)server->slot_count * 4);
+    server->checksums = malloc((size_t)all * 4);
+    server->free_slots = malloc((size_t)all * 4);
     server->events = malloc(EVENTS_MAX * sizeof *server->events);
     if (server->epoll < 0 || server->wake < 0 || server->has_events < 0 ||
         server->checksums == NULL || server->free_slots == NULL || server->events == NULL)
         return 0;
-    void *pages = mmap(NULL, (size_t)server->slot_count * PAGE_BYTES, PROT_READ | PROT_WRITE,
+    void *pages = mmap(NULL, (size_t)all * PAGE_BYTES, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED)
         return 0;
     server->pages = pages;
-    if (is_locked && mlock(pages, (size_t)server->slot_count * PAGE_BYTES) != 0)
+    if (is_locked && mlock(pages, (size_t)all * PAGE_BYTES) != 0)
         return 0;
-    for (uint32_t n = 0; n < server->slot_count; n++) /* the first pages are used first */
-        server->free_slots[n] = server->slot_count - n;
+    for (uint32_t n = 0; n < all; n++) /* the first pages are used first */
+        server->free_slots[n] = all - n;
     return epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->wake, &woken) == 0;
 }
 
@@ -136,7 +137,7 @@ struct page_server *page_server_open(int64_t offered_bytes, int is_locked)
     struct page_server *server;
 
     if (offered_bytes < EXTENT_PAGES * PAGE_BYTES ||
-        offered_bytes / PAGE_BYTES >= (int64_t)UINT32_MAX) {
+        offered_bytes / PAGE_BYTES >= (int64_t)UINT32_MAX - SPARE_PAGES) {
         errno = EINVAL;
         return NULL;
     }
@@ -218,6 +219,6 @@ void page_server_figures(struct page_server *server, struct figures *figures)
 {
     pthread_mutex_lock(&server->mutex);
     *figures = server->figures;
-    figures->pages_used = server->slot_count - server->free_count;
+    figures->pages_used = server->slot_count - room_of(server);
     pthread_mutex_unlock(&server->mutex);
 }

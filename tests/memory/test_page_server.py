@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -70,10 +70,13 @@ class Caller:
         self.socket = server.connect()
         self.socket.sendall(token + struct.pack("<Q", self.session))
 
-    def send(
+    def send(self, op: int, first: int, pages: list[bytes] | int, **fields: Any) -> None:
+        self.socket.sendall(self.encoded(op, first, pages, **fields))
+
+    def encoded(
         self, op: int, first: int, pages: list[bytes] | int, *, id: int | None = None,
         volume: int = VOLUME, sums: list[int] | None = None, session: int = 0, sequence: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> bytes:  # fmt: skip
         if id is None:
             id = self.last_id = self.last_id + 1
         content = [] if isinstance(pages, int) else pages
@@ -83,7 +86,7 @@ class Caller:
         header = FRAME.pack(
             len(payload), op, 0, id, session, sequence, volume, first, number, self.epoch
         )
-        self.socket.sendall(header + payload)
+        return header + payload
 
     def reply(self) -> Reply:
         header = self._take(FRAME.size)
@@ -271,6 +274,51 @@ def test_a_full_server_says_so_and_goes_on(make: Make) -> None:
     assert caller.read(0) == page("again")
     assert caller.trim(0, 255) == OK
     assert caller.write(EXTENT_PAGES, page("b"), page("b")) == OK
+
+
+def _half_sent(server: Server, content: list[bytes]) -> tuple[Caller, bytes]:
+    """Start to write a whole extent; return the caller, and the bytes that it has still to send."""
+    caller = Caller(server)
+    whole = caller.encoded(WRITE, 0, content)
+    caller.socket.sendall(whole[: len(whole) // 2])
+    return caller, whole[len(whole) // 2 :]
+
+
+def test_a_write_that_ends_in_the_middle_changes_nothing(server: Server) -> None:
+    caller, content = Caller(server), [os.urandom(PAGE_BYTES) for _ in range(EXTENT_PAGES)]
+    assert caller.write(0, *content) == OK
+    for _ in range(10):
+        other, _ = _half_sent(server, [page("x")] * EXTENT_PAGES)
+        other.socket.close()
+    assert caller.read(0, EXTENT_PAGES) == b"".join(content)
+    assert server.pages.figures().pages_used == EXTENT_PAGES
+
+
+def test_many_long_writes_arrive_at_the_same_time(make: Make) -> None:
+    """They take no memory from others, although the server is full."""
+    server = make(extents=1)
+    server.hold(Role.PRIMARY)
+    content = [[os.urandom(PAGE_BYTES) for _ in range(EXTENT_PAGES)] for _ in range(7)]
+    halves = [_half_sent(server, each) for each in content]
+    assert Caller(server).write(3, page("meanwhile")) == OK
+    assert server.pages.figures().pages_used == 1
+    for (caller, rest), each in zip(halves, content, strict=True):
+        caller.socket.sendall(rest)
+        assert caller.reply().status == OK
+        assert caller.read(0, EXTENT_PAGES) == b"".join(each)
+    assert server.pages.figures().pages_used == EXTENT_PAGES
+
+
+@pytest.mark.parametrize("at", [0, 40, 255])
+def test_a_long_write_with_a_damaged_page_changes_nothing(server: Server, at: int) -> None:
+    caller = Caller(server)
+    content = [page(str(n)) for n in range(EXTENT_PAGES)]
+    assert caller.write(0, *content) == OK
+    sums = [checksum(ZEROS)] * EXTENT_PAGES
+    sums[at] ^= 1
+    caller.send(WRITE, 0, [ZEROS] * EXTENT_PAGES, sums=sums)
+    assert caller.reply().status == DAMAGED
+    assert caller.read(0, EXTENT_PAGES) == b"".join(content)
 
 
 def test_a_page_without_its_checksum_is_refused(server: Server) -> None:
@@ -673,7 +721,8 @@ def test_a_mutated_frame_closes_its_connection_and_nothing_else(
     before, descriptors = server.pages.figures(), len(os.listdir("/proc/self/fd"))
     sent = 0
     while sent < number:
-        frames, is_last_valid = [], True
+        frames: list[bytes] = []
+        is_last_valid = True
         while is_last_valid and len(frames) < 16:
             frames.append(_mutated(chance))
             is_last_valid = _is_valid(frames[-1])

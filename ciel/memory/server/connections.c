@@ -8,6 +8,7 @@
 
 enum {
     READ_BYTES = 1 << 16,
+    CLIENT_READ_BYTES = 1 << 14, /* a short write; a long one arrives without the buffer */
     LOCAL_SEND_BYTES = 2 << 20, /* room in the kernel for the longest reply, at a UNIX socket */
     HELD_MAX_BYTES = 64 << 20, /* of replies that a client does not take */
 };
@@ -53,6 +54,7 @@ void end_connection(struct page_server *server, struct connection *connection)
         return;
     connection->is_closing = 1;
     server->has_ended = 1;
+    end_arrival(server, connection);
     epoll_ctl(server->epoll, EPOLL_CTL_DEL, connection->fd, NULL);
     shutdown(connection->fd, SHUT_RDWR);
     if (connection->peer >= 0 && server->peers[connection->peer] == connection) {
@@ -209,6 +211,8 @@ void free_connection(struct page_server *server, struct connection *connection)
     close(connection->fd);
     free(connection->in.bytes);
     free(connection->out.bytes);
+    end_arrival(server, connection);
+    free(connection->arrival);
     free(connection);
 }
 
@@ -221,7 +225,7 @@ static size_t wanted(const struct connection *connection)
     if (connection->kind == UNAUTHENTICATED)
         return HELLO_BYTES - held(in); /* of what follows, nothing is read before it is admitted */
     if (held(in) < sizeof frame)
-        return READ_BYTES;
+        return connection->kind == CLIENT ? CLIENT_READ_BYTES : READ_BYTES;
     memcpy(&frame, in->bytes + in->start, sizeof frame);
     size_t rest = sizeof frame + frame.size_bytes - held(in);
     return rest > READ_BYTES ? rest : READ_BYTES;
@@ -233,6 +237,11 @@ void receive(struct page_server *server, struct connection *connection)
     size_t bytes = wanted(connection);
     ssize_t count = 0;
 
+    if (connection->is_arriving) {
+        receive_arrival(server, connection);
+        send_queued(server);
+        return;
+    }
     if (make_room(in, bytes))
         count = recv(connection->fd, in->bytes + in->end, bytes, MSG_DONTWAIT);
 

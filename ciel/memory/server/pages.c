@@ -36,6 +36,12 @@ static void clear_extent(struct page_server *server, struct extent *extent)
         clear_page(server, extent, page);
 }
 
+/* How many pages of the offered ones no extent has. The spare pages do not count. */
+uint32_t room_of(const struct page_server *server)
+{
+    return server->free_count + server->arriving - SPARE_PAGES;
+}
+
 /* Whether there is space for the pages of a write that have none yet. */
 int has_room(const struct page_server *server, const struct extent *extent, int first, int count)
 {
@@ -43,7 +49,7 @@ int has_room(const struct page_server *server, const struct extent *extent, int 
 
     for (int page = first; page < first + count; page++)
         needed += extent->slots[page] == 0;
-    return needed <= server->free_count;
+    return needed <= room_of(server);
 }
 
 /* Change the pages of an extent. `payload`: checksums and pages; NULL: they become zeros. */
@@ -63,6 +69,20 @@ void change_pages(struct page_server *server, struct extent *extent, int first, 
         memcpy(page_at(server, slot), payload + 4 * count + (size_t)n * PAGE_BYTES, PAGE_BYTES);
     }
     server->figures.pages_written += payload == NULL ? 0 : (uint64_t)count;
+}
+
+/* Give an extent the pages of an arrival; the arrival gets the earlier pages of the extent. */
+void place_pages(struct page_server *server, struct extent *extent, struct arrival *arrival)
+{
+    uint32_t first = (uint32_t)(arrival->frame.page % EXTENT_PAGES);
+
+    for (uint32_t n = 0; n < arrival->frame.count; n++) {
+        uint32_t earlier = extent->slots[first + n], slot = arrival->slots[n];
+        extent->slots[first + n] = slot;
+        server->checksums[slot - 1] = arrival->checksums[n];
+        arrival->slots[n] = earlier;
+    }
+    server->figures.pages_written += arrival->frame.count;
 }
 
 int is_intact(int count, const uint8_t *payload)

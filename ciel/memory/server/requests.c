@@ -122,9 +122,14 @@ void process_frames(struct page_server *server, struct connection *connection)
             end_connection(server, connection);
             return;
         }
-        if (held(in) < sizeof frame + frame.size_bytes)
-            return;
         const uint8_t *payload = in->bytes + in->start + sizeof frame;
+        if (held(in) < sizeof frame + frame.size_bytes) {
+            if (frame.op == OP_WRITE && start_arrival(server, connection, &frame)) {
+                copy_arrived(server, connection, payload, held(in) - sizeof frame);
+                in->start = in->end;
+            }
+            return;
+        }
         in->start += sizeof frame + frame.size_bytes;
         carry_out(server, connection, &frame, payload);
     }

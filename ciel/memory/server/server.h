@@ -1,10 +1,10 @@
 /* The parts of a memory server: their structures, and the functions that they use of each other.
  *
  * page_server.c runs the thread. connections.c moves bytes; admission.c lets connections in by
- * their tokens; requests.c carries out frames; writes.c holds writes until their backups have
- * acknowledged them; sync.c sends pages to joining backups; roles.c takes over roles; pages.c owns
- * the memory, and sessions.c the last request of each session. All functions need the server's
- * mutex, unless their names begin with page_.
+ * their tokens; requests.c carries out frames; arrivals.c receives long writes; writes.c holds
+ * writes until their backups have acknowledged them; sync.c sends pages to joining backups; roles.c
+ * takes over roles; pages.c owns the memory, and sessions.c the last request of each session. All
+ * functions need the server's mutex, unless their names begin with page_.
  *
  * The expected CPU time of a page at a UNIX socket (docs/measured/remote-memory.md compares):
  * - A read of one page, at the server: epoll_wait 0.4 us, recv 0.4 us, the look-up with the lock
@@ -13,8 +13,7 @@
  * - The same at the client: sendmsg 0.5 us, waking the server 1 us, recvmsg with a copy 0.8 us, the
  *   switch to sleep and back 1.5 us, the checksum 0.2 us. Together 4 us.
  * - A page of a long read: a copy by the server, a copy and the checksum by the client, which are
- *   0.4 us and 0.6 us. Of a long write: a copy and the checksum by the client, two copies and the
- *   checksum by the server.
+ *   0.4 us and 0.6 us. Of a long write: a copy and the checksum at each end.
  * So one request must take no more than one system call to send and one to receive at each end, and
  * no byte may be copied within a process when the kernel can copy it to its place. */
 #ifndef CIEL_MEMORY_SERVER_H
@@ -39,11 +38,21 @@ enum {
     SESSIONS_MAX = 1 << 16,
     TOKENS_MAX = 256,
     EVENTS_MAX = 1 << 16,
+    SPARE_PAGES = 4 * EXTENT_PAGES, /* for arrivals, in addition to the offered pages */
 };
 
 struct buffer {
     uint8_t *bytes;
     size_t start, end, capacity;
+};
+
+/* A long write whose pages arrive in spare pages. */
+struct arrival {
+    struct frame frame;
+    size_t received;  /* bytes of the payload */
+    uint32_t intact;  /* pages that are complete and have their checksums, in a row */
+    uint32_t checksums[EXTENT_PAGES];
+    uint32_t slots[EXTENT_PAGES]; /* 0: an extent has taken the page */
 };
 
 enum kind { LISTENER, UNAUTHENTICATED, CLIENT, PEER };
@@ -61,6 +70,8 @@ struct connection {
     double since_s;
     uint64_t session;
     struct buffer in, out;
+    int is_arriving;
+    struct arrival *arrival; /* while `is_arriving`; NULL before the first one */
 };
 
 /* A write that its backups have not all acknowledged. */
@@ -115,7 +126,8 @@ struct page_server {
 
     uint8_t *pages;
     uint32_t *checksums, *free_slots;
-    uint32_t slot_count, free_count;
+    uint32_t slot_count, free_count; /* without, and with the spare pages */
+    uint32_t arriving;               /* pages of arrivals, at most SPARE_PAGES */
     uint32_t zeros_checksum;
 
     struct extent *extents[EXTENT_BUCKETS];
@@ -154,9 +166,11 @@ struct extent *find_extent(struct page_server *server, uint64_t volume, uint32_t
 struct extent *add_extent(struct page_server *server, const struct holding *holding);
 void free_extent(struct page_server *server, struct extent *extent); /* refuses its writes */
 uint8_t *page_at(struct page_server *server, uint32_t slot);
+uint32_t room_of(const struct page_server *server); /* pages */
 int has_room(const struct page_server *server, const struct extent *extent, int first, int count);
 void change_pages(struct page_server *server, struct extent *extent, int first, int count,
                   const uint8_t *payload);
+void place_pages(struct page_server *server, struct extent *extent, struct arrival *arrival);
 int is_intact(int count, const uint8_t *payload);
 
 static inline struct extent *extent_of(struct page_server *server, const struct frame *frame)
@@ -191,10 +205,19 @@ int has_expired(const struct connection *connection);
 /* requests.c */
 void process_frames(struct page_server *server, struct connection *connection);
 
+/* arrivals.c */
+int start_arrival(struct page_server *server, struct connection *connection,
+                  const struct frame *frame);
+void copy_arrived(struct page_server *server, struct connection *connection, const uint8_t *from,
+                  size_t bytes);
+void receive_arrival(struct page_server *server, struct connection *connection);
+void end_arrival(struct page_server *server, struct connection *connection);
+
 /* writes.c */
 int is_primary(const struct page_server *server, const struct extent *extent, uint32_t epoch);
 void write_pages(struct page_server *server, struct connection *from, struct frame *frame,
                  const uint8_t *payload);
+void write_arrived(struct page_server *server, struct connection *from, struct arrival *arrival);
 void complete_writes(struct page_server *server, struct extent *extent);
 void refuse_pending(struct page_server *server, struct extent *extent);
 void detach_writes(struct page_server *server, struct connection *connection);

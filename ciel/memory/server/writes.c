@@ -73,64 +73,110 @@ static struct pending *earlier_write(const struct extent *extent, const struct f
     return pending;
 }
 
-void write_pages(struct page_server *server, struct connection *from, struct frame *frame,
-                 const uint8_t *payload)
+/* Answer a write that changes nothing: return whether it was one. */
+static int is_answered(struct page_server *server, const struct extent *extent,
+                       struct connection *from, struct frame *frame)
 {
-    struct extent *extent = extent_of(server, frame);
     struct session *session;
     struct pending *pending;
-    int first = (int)(frame->page % EXTENT_PAGES);
 
     frame->session = from->session;
     if (!is_primary(server, extent, frame->epoch)) {
         reply(server, from, frame, STATUS_STALE);
-        return;
+        return 1;
     }
     session = session_of(server, from->session);
     if (session != NULL && frame->id <= session->last_id) { /* its reply was lost (KVB-3) */
         reply(server, from, frame, STATUS_OK);
-        return;
+        return 1;
     }
     pending = earlier_write(extent, frame);
-    if (pending != NULL) {
-        if (pending->from != NULL)
-            pending->from->references--;
-        pending->from = from;
-        from->references++;
-        return;
-    }
-    if (payload != NULL && !is_intact((int)frame->count, payload)) {
-        reply(server, from, frame, STATUS_DAMAGED);
-        return;
-    }
-    if (payload != NULL && !has_room(server, extent, first, (int)frame->count)) {
-        reply(server, from, frame, STATUS_NO_SPACE);
-        return;
-    }
-    if (extent->backup_count == 0 && extent->first == NULL) { /* nothing to wait for */
-        change_pages(server, extent, first, (int)frame->count, payload);
-        note_completed(server, frame->session, frame->id);
-        reply(server, from, frame, STATUS_OK);
-        return;
-    }
-    pending = calloc(1, sizeof *pending);
-    if (pending != NULL && payload != NULL)
-        pending->payload = malloc(frame->size_bytes);
-    if (pending == NULL || (payload != NULL && pending->payload == NULL)) {
-        free(pending);
-        reply(server, from, frame, STATUS_NO_SPACE);
-        return;
-    }
-    if (payload != NULL)
-        memcpy(pending->payload, payload, frame->size_bytes);
-    frame->sequence = ++server->sequence;
-    pending->frame = *frame;
+    if (pending == NULL)
+        return 0;
+    if (pending->from != NULL)
+        pending->from->references--;
     pending->from = from;
+    from->references++;
+    return 1;
+}
+
+/* Let a write wait for its backups, which get it now. */
+static void hold_write(struct page_server *server, struct extent *extent, struct connection *from,
+                       struct frame *frame, uint8_t *payload)
+{
+    struct pending *pending = calloc(1, sizeof *pending);
+
+    if (pending == NULL || (payload == NULL && frame->size_bytes > 0)) {
+        free(pending);
+        free(payload);
+        reply(server, from, frame, STATUS_NO_SPACE);
+        return;
+    }
+    frame->sequence = ++server->sequence;
+    *pending = (struct pending){.from = from, .frame = *frame, .payload = payload};
     from->references++;
     *extent->last = pending;
     extent->last = &pending->next;
     pending->waits = forward_write(server, extent, frame, payload);
     complete_writes(server, extent);
+}
+
+static void end_write(struct page_server *server, struct connection *from,
+                      const struct frame *frame)
+{
+    note_completed(server, frame->session, frame->id);
+    reply(server, from, frame, STATUS_OK);
+}
+
+/* Carry out a write whose payload is in a buffer; NULL: a trim. */
+void write_pages(struct page_server *server, struct connection *from, struct frame *frame,
+                 const uint8_t *payload)
+{
+    struct extent *extent = extent_of(server, frame);
+    int first = (int)(frame->page % EXTENT_PAGES), count = (int)frame->count;
+
+    if (is_answered(server, extent, from, frame))
+        return;
+    if (payload != NULL && !is_intact(count, payload)) {
+        reply(server, from, frame, STATUS_DAMAGED);
+    } else if (payload != NULL && !has_room(server, extent, first, count)) {
+        reply(server, from, frame, STATUS_NO_SPACE);
+    } else if (extent->backup_count == 0 && extent->first == NULL) { /* nothing to wait for */
+        change_pages(server, extent, first, count, payload);
+        end_write(server, from, frame);
+    } else {
+        uint8_t *copy = payload == NULL ? NULL : malloc(frame->size_bytes);
+        if (copy != NULL)
+            memcpy(copy, payload, frame->size_bytes);
+        hold_write(server, extent, from, frame, copy);
+    }
+}
+
+/* Carry out a write whose payload is in spare pages. */
+void write_arrived(struct page_server *server, struct connection *from, struct arrival *arrival)
+{
+    struct frame *frame = &arrival->frame;
+    struct extent *extent = extent_of(server, frame);
+    size_t count = frame->count;
+
+    if (is_answered(server, extent, from, frame))
+        return;
+    if (arrival->intact < count) {
+        reply(server, from, frame, STATUS_DAMAGED);
+    } else if (!has_room(server, extent, (int)(frame->page % EXTENT_PAGES), (int)count)) {
+        reply(server, from, frame, STATUS_NO_SPACE);
+    } else if (extent->backup_count == 0 && extent->first == NULL) {
+        place_pages(server, extent, arrival);
+        end_write(server, from, frame);
+    } else {
+        uint8_t *copy = malloc(frame->size_bytes);
+        if (copy != NULL)
+            memcpy(copy, arrival->checksums, 4 * count);
+        for (size_t n = 0; copy != NULL && n < count; n++)
+            memcpy(copy + 4 * count + n * PAGE_BYTES, page_at(server, arrival->slots[n]),
+                   PAGE_BYTES);
+        hold_write(server, extent, from, frame, copy);
+    }
 }
 
 /* A peer has acknowledged a write. */
