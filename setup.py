@@ -244,6 +244,7 @@ setup(
     package_data={
         "ciel": ["py.typed"],
         "ciel.launch": ["launcher.c"],
+        "ciel.memory": ["*.c", "*.h", "nbdkit/*.c"],  # `ciel memory export` compiles a plug-in
         "ciel.executors.sdk": ["c/*", "java/*"],
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },

@@ -26,6 +26,7 @@ from ciel.memory.companion import Companion
 
 _SOURCES: Final = Path(companion.__file__).parent
 _FILES: Final = ("nbdkit/ciel_memory.c", "page_client.c", "checksum.c")
+_HEADERS: Final = ("page_client.h", "page_server.h")
 
 
 class ExportError(CielError):
@@ -92,7 +93,8 @@ def _plugin() -> Path:
     """Return nbdkit's plug-in, which is compiled if it is missing or old; raises ExportError."""
     target = state_directory(os.environ) / "nbdkit-ciel-memory-plugin.so"
     sources = [_SOURCES / name for name in _FILES]
-    newest = max(source.stat().st_mtime for source in sources)
+    headers = [_SOURCES / name for name in _HEADERS]
+    newest = max(source.stat().st_mtime for source in (*sources, *headers))
     if target.exists() and target.stat().st_mtime > newest:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
