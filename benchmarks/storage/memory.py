@@ -234,7 +234,7 @@ def _direct_space(listening: socket.socket) -> Iterator[Space]:
 def direct() -> dict[str, float]:
     """Measure reads of one page and of 1 MiB by the library, over both kinds of sockets in turns.
 
-    The CPU time is that of both ends, and of Python.
+    The CPU time includes both ends and Python.
     """
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:
