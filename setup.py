@@ -26,7 +26,7 @@ TOP_LEVEL_PACKAGES = ("executors", "scc", "shm", "skywriting")
 PROGRAM_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
 POOL_FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
 POOL_FLAGS += ["-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"]
-PAGES = ["ciel/memory/page_server.c", "ciel/memory/page_client.c", "ciel/memory/checksum.c"]
+PAGES = sorted([*Path("ciel/memory").glob("*.c"), *Path("ciel/memory/server").glob("*.c")])
 TABLES = ["executors/sdk/c/ciel_table.c", "ciel/arrow/holding.c", "-Iexecutors/sdk/c"]
 PARTS = runpy.run_path("scc/build_ffi.py")
 
@@ -244,6 +244,7 @@ setup(
     package_data={
         "ciel": ["py.typed"],
         "ciel.launch": ["launcher.c"],
+        "ciel.memory": ["*.c", "*.h", "nbdkit/*.c"],  # `ciel memory export` compiles a plug-in
         "ciel.executors.sdk": ["c/*", "java/*"],
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },

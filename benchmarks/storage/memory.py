@@ -1,8 +1,13 @@
 """Measures remote memory: a volume on two memory servers, against nbdkit's own memory (NET-7).
 
-fio reads and writes both over NBD and a UNIX socket, in turns. Expected cost of a page: a round
-trip over loopback to a memory server (10 us) besides the one to nbdkit (25 us), and 1 us for
-checksums.
+fio reads and writes both over NBD and a UNIX socket, in turns. The CPU time of a page has three
+steps: the plug-in's code in nbdkit (client), the system calls of nbdkit and of the server (wire),
+and the server's code (server). For nbdkit they are the difference to nbdkit with its own memory.
+The comment in `ciel/memory/server/server.h` states their expected cost.
+
+`direct` reads without NBD and nbdkit, by the library in C, over a UNIX socket and over TCP.
+
+    python -m benchmarks.storage.memory [KIND ...]
 """
 
 from __future__ import annotations
@@ -10,16 +15,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from benchmarks.engine.control import cpu_s
+from benchmarks.engine.control import TICKS_PER_S
+from ciel.memory import local
+from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES, Holding, PageServer, Role
+from ciel.memory.space import Space
+from ciel.memory.volumes import Place
 from ciel.testing.homes import wait_for
 
 SIZE: Final = "256MiB"
@@ -33,6 +45,43 @@ KINDS: Final = {
     "reads": ("read", "1M", 4),
     "writes": ("write", "1M", 4),
 }
+DIRECT: Final = "direct"
+DIRECT_ROUNDS: Final = 25
+DIRECT_READS: Final = 1_500
+DIRECT_EXTENTS: Final = 16
+
+
+class Cpu(NamedTuple):
+    """The CPU time of processes, in seconds."""
+
+    user: float
+    system: float
+
+    @classmethod
+    def of(cls, pids: Sequence[int]) -> Cpu:
+        rows = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+        return cls(*[sum(int(row[field]) for row in rows) / TICKS_PER_S for field in (11, 12)])
+
+    def since(self, earlier: Cpu, pages: float) -> Cpu:
+        """Return the time of a page since an earlier time, in microseconds."""
+        return Cpu(*[(now - then) / pages * 1e6 for now, then in zip(self, earlier, strict=True)])
+
+
+class Exported(NamedTuple):
+    """A volume: its URI, and the processes that serve it."""
+
+    uri: str
+    nbdkit: int
+    servers: Sequence[int] = ()
+
+
+class Run(NamedTuple):
+    """One run of fio, and the CPU time of a page in nbdkit and in the servers."""
+
+    bytes_per_s: float
+    latency_us: float
+    nbdkit: Cpu
+    servers: Cpu
 
 
 @contextmanager
@@ -46,8 +95,8 @@ def started(*words: str, environ: dict[str, str] | None = None) -> Iterator[subp
 
 
 @contextmanager
-def cluster(home: str) -> Iterator[tuple[str, list[int]]]:
-    """Run a cluster with two memory servers; yield the URI of a volume and the servers' pids."""
+def cluster(home: str) -> Iterator[Exported]:
+    """Run a cluster with two memory servers that export a volume."""
     environ = dict(os.environ, HOME=home, XDG_STATE_HOME=f"{home}/state", XDG_RUNTIME_DIR=home)
 
     def ciel(*words: str) -> str:
@@ -71,55 +120,144 @@ def cluster(home: str) -> Iterator[tuple[str, list[int]]]:
             export = (str(BIN / "ciel"), "memory", "export", "v", "--socket", f"{home}/v", "--json")
             serving = stack.enter_context(started(*export, environ=environ))
             assert serving.stdout is not None
-            yield json.loads(serving.stdout.readline())["uri"], [each.pid for each in servers]
+            uri = json.loads(serving.stdout.readline())["uri"]
+            children = Path(f"/proc/{serving.pid}/task/{serving.pid}/children").read_text()
+            yield Exported(uri, int(children.split()[0]), [each.pid for each in servers])
     finally:
         ciel("down")
 
 
-def fio(uri: str, kind: str) -> dict[str, float]:
-    """Run fio for some seconds; return the rate in bytes and the mean latency."""
+@contextmanager
+def floor(home: str) -> Iterator[Exported]:
+    """Run nbdkit with its own memory."""
+    path, nbdkit = f"{home}/floor", shutil.which("nbdkit") or "nbdkit"
+    words = (nbdkit, "--foreground", "--unix", path, "memory", SIZE.removesuffix("iB"))
+    with started(*words) as process:
+        wait_for(lambda: os.path.exists(path), "nbdkit")
+        yield Exported(f"nbd+unix:///?socket={path}", process.pid)
+
+
+def fio(exported: Exported, kind: str) -> Run:
+    """Run fio for some seconds."""
     access, block, depth = KINDS[kind]
+    before = Cpu.of([exported.nbdkit]), Cpu.of(exported.servers)
     done = subprocess.run(
-        ["fio", "--name=x", "--ioengine=nbd", f"--uri={uri}", f"--rw={access}", f"--bs={block}",
-         f"--iodepth={depth}", f"--size={SIZE.removesuffix('iB')}", "--time_based",
-         f"--runtime={SECONDS}", "--output-format=json"],
+        ["fio", "--name=x", "--ioengine=nbd", f"--uri={exported.uri}", f"--rw={access}",
+         f"--bs={block}", f"--iodepth={depth}", f"--size={SIZE.removesuffix('iB')}",
+         "--time_based", f"--runtime={SECONDS}", "--output-format=json"],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     found: Any = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     side = found["write" if access == "write" else "read"]
-    return {"bytes_per_s": side["bw_bytes"], "latency_us": side["clat_ns"]["mean"] / 1e3}
+    pages = side["io_bytes"] / PAGE
+    return Run(
+        side["bw_bytes"], side["clat_ns"]["mean"] / 1e3,
+        Cpu.of([exported.nbdkit]).since(before[0], pages),
+        Cpu.of(exported.servers).since(before[1], pages),
+    )  # fmt: skip
 
 
-def measure() -> dict[str, float]:
+def measure(kinds: Sequence[str] = (*KINDS, DIRECT)) -> dict[str, float]:
     """Measure each kind of access in turns with nbdkit's memory; return ratios and times."""
+    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="ciel-bench-") as home, ExitStack() as stack:
-        uri, servers = stack.enter_context(cluster(home))
-        nbdkit = shutil.which("nbdkit") or "nbdkit"
-        floor = f"{home}/floor"
-        stack.enter_context(
-            started(nbdkit, "--foreground", "--unix", floor, "memory", SIZE.removesuffix("iB"))
-        )
-        wait_for(lambda: os.path.exists(floor), "nbdkit")
-        fio(uri, "writes")
-        fio(f"nbd+unix:///?socket={floor}", "writes")  # all pages exist
-        found: dict[str, float] = {}
-        for kind in KINDS:
-            pairs = []
-            for _ in range(ROUNDS):
-                before = sum(map(cpu_s, servers))
-                ours = fio(uri, kind)
-                used_s = sum(map(cpu_s, servers)) - before
-                theirs = fio(f"nbd+unix:///?socket={floor}", kind)
-                pages = ours["bytes_per_s"] * SECONDS / PAGE
-                pairs.append((ours, theirs, used_s / pages * 1e6))
-            field = "latency_us" if kind == "latency" else "bytes_per_s"
-            ratios = [ours[field] / theirs[field] for ours, theirs, _ in pairs]
-            found[f"{kind}_ratio"] = statistics.median(ratios)
-            found[f"{kind}_{field}"] = statistics.median(ours[field] for ours, _, _ in pairs)
-            found[f"{kind}_server_cpu_us"] = statistics.median(cpu for _, _, cpu in pairs)
-    return found
+        if any(kind in KINDS for kind in kinds):
+            ours, theirs = stack.enter_context(cluster(home)), stack.enter_context(floor(home))
+            fio(ours, "writes")
+            fio(theirs, "writes")  # all pages exist
+        for kind in kinds:
+            if kind in KINDS:
+                pairs = [(fio(ours, kind), fio(theirs, kind)) for _ in range(ROUNDS)]
+                found |= {f"{kind}_{name}": value for name, value in _rows(kind, pairs)}
+    return found | (direct() if DIRECT in kinds else {})
+
+
+def _rows(kind: str, pairs: Sequence[tuple[Run, Run]]) -> Iterator[tuple[str, float]]:
+    median = statistics.median
+    field = "latency_us" if kind == "latency" else "bytes_per_s"
+    yield "ratio", median(getattr(ours, field) / getattr(theirs, field) for ours, theirs in pairs)
+    yield field, median(getattr(ours, field) for ours, _ in pairs)
+    yield f"floor_{field}", median(getattr(theirs, field) for _, theirs in pairs)
+    yield "server_cpu_us", median(sum(ours.servers) for ours, _ in pairs)
+    yield "engine_cpu_us", median(sum(ours.nbdkit) - sum(theirs.nbdkit) for ours, theirs in pairs)
+    yield "step_client_us", median(ours.nbdkit.user - theirs.nbdkit.user for ours, theirs in pairs)
+    yield (
+        "step_wire_us",
+        median(
+            ours.nbdkit.system - theirs.nbdkit.system + ours.servers.system
+            for ours, theirs in pairs
+        ),
+    )
+    yield "step_server_us", median(ours.servers.user for ours, _ in pairs)
+
+
+# --- without NBD ----------------------------------------------------------------------------------
+
+
+class _DirectOwner:
+    """The owner of a volume on one server in this process; implements `companion.Owner`."""
+
+    def __init__(self, pages: PageServer, listening: socket.socket) -> None:
+        self._pages = pages
+        self._listening = listening
+        pages.listen(listening)
+
+    def place(self, extent: int) -> tuple[Place, int]:
+        return Place(1, "here", ""), 0
+
+    def connect(self, server: int, session: int) -> socket.socket:
+        token = os.urandom(TOKEN_BYTES)
+        self._pages.allow(token, 5.0)
+        connected = socket.socket(self._listening.family)
+        connected.connect(self._listening.getsockname())
+        connected.sendall(token + struct.pack("<Q", session))
+        return connected
+
+
+@contextmanager
+def _direct_space(listening: socket.socket) -> Iterator[Space]:
+    """Open a space over one server in this process, all of whose pages exist."""
+    pages = PageServer(DIRECT_EXTENTS * EXTENT_BYTES)
+    try:
+        pages.lease(time.monotonic() + 3600)
+        pages.hold(Holding(1, extent, 1, Role.PRIMARY) for extent in range(DIRECT_EXTENTS))
+        with listening:
+            space = Space(_DirectOwner(pages, listening), 1, DIRECT_EXTENTS, 1)
+            for extent in range(DIRECT_EXTENTS):
+                space.write(extent * EXTENT_BYTES, os.urandom(EXTENT_BYTES))
+            yield space
+            space.close()
+    finally:
+        pages.close()
+
+
+def direct() -> dict[str, float]:
+    """Measure reads of one page and of 1 MiB by the library, over both kinds of sockets in turns.
+
+    The CPU time includes both ends and Python.
+    """
+    found: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        spaces = {
+            "unix": stack.enter_context(_direct_space(local.listen()[0])),
+            "tcp": stack.enter_context(_direct_space(socket.create_server(("127.0.0.1", 0)))),
+        }
+        for name in [*spaces] * DIRECT_ROUNDS:
+            space = spaces[name]
+            begun_s, cpu_s = time.perf_counter(), time.process_time()
+            for number in range(DIRECT_READS):
+                space.read(number * 7919 % (DIRECT_EXTENTS * 256) * PAGE, PAGE)
+            took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
+            found.setdefault(f"direct_{name}_us", []).append(took_s / DIRECT_READS * 1e6)
+            found.setdefault(f"direct_{name}_cpu_us", []).append(cpu_s / DIRECT_READS * 1e6)
+            begun_s = time.perf_counter()
+            for extent in range(DIRECT_EXTENTS):
+                space.read(extent * EXTENT_BYTES, EXTENT_BYTES)
+            rate = DIRECT_EXTENTS * EXTENT_BYTES / (time.perf_counter() - begun_s)
+            found.setdefault(f"direct_{name}_bytes_per_s", []).append(rate)
+    return {name: statistics.median(values) for name, values in found.items()}
 
 
 if __name__ == "__main__":
-    for key, value in measure().items():
-        print(f"{key:24} {value:14.2f}")
+    for key, value in measure(sys.argv[1:] or (*KINDS, DIRECT)).items():
+        print(f"{key:28} {value:16.2f}")

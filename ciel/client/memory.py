@@ -9,6 +9,7 @@ import struct
 from typing import Any, Final, Protocol
 
 from ciel.core.errors import CielError
+from ciel.memory.local import LocalAddress
 from ciel.memory.space import TIMEOUT_S, Space, SpaceError
 from ciel.memory.volumes import Place
 
@@ -36,13 +37,16 @@ class VolumeOwner:
         return Place(found["epoch"], address, found["why"]), found["server"]
 
     def connect(self, server: int, session: int) -> socket.socket:
-        """Connect to a memory server; raises OSError."""
+        """Connect to a memory server, by its UNIX socket if it is on this host; raises OSError."""
         found = self._request(self._master.change, "memory_connect", server=server)
-        host, _, port = found["address"].rpartition(":")
-        address = host.strip("[]"), int(port)
-        connected = socket.create_connection(address, CONNECT_TIMEOUT_S)
+        local = LocalAddress.parse(found.get("local"))
+        connected = local.connect(CONNECT_TIMEOUT_S) if local is not None else None
+        if connected is None:
+            host, _, port = found["address"].rpartition(":")
+            address = host.strip("[]"), int(port)
+            connected = socket.create_connection(address, CONNECT_TIMEOUT_S)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.settimeout(None)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.sendall(bytes.fromhex(found["token"]) + struct.pack("<Q", session))
         return connected
 

@@ -42,6 +42,7 @@ from ciel.master.memory_stats import (
     summary,
     volume_row,
 )
+from ciel.memory.local import LocalAddress
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
 from ciel.memory.volumes import (
     LEASE_S,
@@ -80,6 +81,7 @@ class _Facts(NamedTuple):
     server: ServerId
     address: str
     extents_max: int
+    local: LocalAddress | None
 
 
 class MemoryServers:
@@ -102,6 +104,7 @@ class MemoryServers:
         self._names: dict[ControlPeer, ServerId] = {}
         self._joining: dict[ControlPeer, _Facts] = {}  # their `offered` has not come yet
         self._reports: dict[ServerId, Figures] = {}
+        self._local: dict[ServerId, LocalAddress] = {}
         self._timer: DelayedCall | None = None
         self._masters: tuple[str, ...] = ()
         self._act()
@@ -119,6 +122,7 @@ class MemoryServers:
             self._joining[peer] = _Facts(
                 check_id(about.get("server")), _address(about.get("address")),
                 _whole(about.get("extents"), 0, EXTENTS_MAX),
+                LocalAddress.parse(about.get("local")),
             )  # fmt: skip
         except CielError as error:
             peer.refuse(str(error))
@@ -135,7 +139,7 @@ class MemoryServers:
         facts = self._joining.pop(peer, None)
         if facts is None:
             return
-        server, address, extents_max = facts
+        server, address, extents_max, local = facts
         if server in self._peers:
             self._let_go(self._peers[server])
         epochs = {(volume, extent): epoch for volume, extent, epoch in offered.extents}
@@ -149,6 +153,8 @@ class MemoryServers:
             id=server, address=address, mib=extents_max * (EXTENT_BYTES >> 20), count=len(epochs),
         )  # fmt: skip
         self._peers[server], self._names[peer] = peer, server
+        if local is not None:
+            self._local[server] = local
         if self._masters:
             peer.send(MastersNamed(self._masters))
 
@@ -199,6 +205,7 @@ class MemoryServers:
         server = self._names.pop(peer)
         del self._peers[server]
         self._reports.pop(server, None)
+        self._local.pop(server, None)
         self._volumes.gone(server, self._now_s())
 
     # --- clients ----------------------------------------------------------------------------------
@@ -255,11 +262,15 @@ class MemoryServers:
         return None
 
     def _connect_client(self, argument: Mapping[str, Any]) -> Any:
-        """Let a client connect to a server; return the address and the token."""
+        """Let a client connect to a server; return its addresses and the token."""
         server = self._numbered(_whole(argument.get("server"), 0, 1 << 30))
         if server not in self._peers:
             raise VolumeError("the memory server has gone")
-        return {"address": self._volumes.servers[server].address, "token": self._token(server)}
+        local = self._local.get(server)
+        return {
+            "address": self._volumes.servers[server].address, "token": self._token(server),
+            "local": None if local is None else local._asdict(),
+        }  # fmt: skip
 
     def _described(self) -> Any:
         servers = [server_facts(server) for server in self._volumes.servers.values()]

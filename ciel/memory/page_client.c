@@ -1,23 +1,26 @@
 #include "page_client.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
-    REPLY_SLICE_MS = 100, /* so often, a call that waits asks where its extent is now */
+    SLICE_MS = 100, /* so often, a call that waits asks where its extent is now */
+    LOCAL_SEND_BYTES = 2 << 20, /* room in the kernel for the longest write, at a UNIX socket */
     AGAIN_MIN_US = 500,
     AGAIN_MAX_US = 20000,
     DAMAGED_MAX = 3, /* tries to read a page that arrives damaged */
+    PIECE_BYTES = 128 << 10, /* received at a time, so that the cache has it for the checksums */
 };
 
 struct place {
@@ -25,20 +28,23 @@ struct place {
     uint32_t server;
 };
 
+_Static_assert(sizeof(struct place) == 8, "is read and written at once");
+
 struct page_volume {
-    pthread_mutex_t mutex; /* for the companion, and the places */
+    pthread_mutex_t mutex; /* for the companion */
     int companion;
     uint64_t number;
     uint32_t extents;
     double timeout_s;
-    struct place places[];
+    _Atomic struct place places[]; /* which requests read without the mutex */
 };
 
 struct page_session {
     struct page_volume *volume;
     uint64_t number, last_id;
     int connections[PEERS_MAX]; /* by server; -1: none */
-    uint8_t *payload;           /* room for an extent: checksums and pages */
+    uint32_t checksums[EXTENT_PAGES];
+    uint8_t *pages; /* room for an extent, for calls with incomplete pages */
     char why[WHY_BYTES];
 };
 
@@ -101,19 +107,35 @@ static enum outcome find(struct page_session *session, uint32_t extent, uint32_t
     struct question question = {.kind = ASK_PLACE, .extent = extent};
     struct answer answer = {.status = ANSWER_OK};
 
+    *place = atomic_load(&volume->places[extent]);
+    if (place->epoch > epoch)
+        return DONE;
     pthread_mutex_lock(&volume->mutex);
-    *place = volume->places[extent];
+    *place = atomic_load(&volume->places[extent]); /* another thread may have asked meanwhile */
     if (place->epoch <= epoch) {
         ask(volume, &question, &answer);
         if (answer.status == ANSWER_OK && answer.server < PEERS_MAX) {
             *place = (struct place){answer.epoch, answer.server};
-            volume->places[extent] = *place;
+            atomic_store(&volume->places[extent], *place);
         }
     }
     pthread_mutex_unlock(&volume->mutex);
     if (answer.status != ANSWER_OK && answer.why[0] != 0)
         say(session, "%s", answer.why);
     return answer.status == ANSWER_OK ? DONE : answer.status == ANSWER_WAIT ? AGAIN : FAILED;
+}
+
+/* Limit each wait, and let a long write take few calls. TCP adapts its buffer by itself. */
+static void tune(int fd)
+{
+    struct timeval slice = {.tv_usec = SLICE_MS * 1000};
+    int domain = 0, bytes = LOCAL_SEND_BYTES;
+    socklen_t size = sizeof domain;
+
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof slice);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof slice);
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
 }
 
 static enum outcome connect_to(struct page_session *session, uint32_t server)
@@ -127,9 +149,12 @@ static enum outcome connect_to(struct page_session *session, uint32_t server)
     pthread_mutex_lock(&session->volume->mutex);
     session->connections[server] = ask(session->volume, &question, &answer);
     pthread_mutex_unlock(&session->volume->mutex);
-    if (session->connections[server] < 0)
+    if (session->connections[server] < 0) {
         say(session, "%s", answer.why);
-    return session->connections[server] >= 0 ? DONE : AGAIN;
+        return AGAIN;
+    }
+    tune(session->connections[server]);
+    return DONE;
 }
 
 static enum outcome hang_up(struct page_session *session, uint32_t server)
@@ -143,88 +168,144 @@ static enum outcome hang_up(struct page_session *session, uint32_t server)
 
 /* --- requests --------------------------------------------------------------------------------- */
 
-static int send_all(int fd, const struct frame *frame, const uint8_t *payload)
-{
-    struct iovec parts[2] = {{(void *)frame, sizeof *frame}, {(void *)payload, frame->size_bytes}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = frame->size_bytes > 0 ? 2 : 1};
+/* A request and its pages. The session has room for their checksums. */
+struct request {
+    struct frame frame;
+    uint32_t asked_epoch; /* of the last try: another one needs a later epoch */
+    double until_s;
+    uint8_t *pages;
+    uint32_t intact; /* pages of a read that have arrived with their checksums, in a row */
+};
 
-    while (message.msg_iovlen > 0) {
-        ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0)
-            return 0;
-        while (message.msg_iovlen > 0 && (size_t)sent >= message.msg_iov->iov_len) {
-            sent -= (ssize_t)message.msg_iov->iov_len;
-            message.msg_iov++;
-            message.msg_iovlen--;
-        }
-        if (message.msg_iovlen > 0) {
-            message.msg_iov->iov_base = (char *)message.msg_iov->iov_base + sent;
-            message.msg_iov->iov_len -= (size_t)sent;
-        }
+/* Skip bytes that were sent or received; return whether all are. */
+static int skip(struct msghdr *message, size_t bytes)
+{
+    while (message->msg_iovlen > 0 && bytes >= message->msg_iov->iov_len) {
+        bytes -= message->msg_iov->iov_len;
+        message->msg_iov++;
+        message->msg_iovlen--;
     }
-    return 1;
+    if (message->msg_iovlen == 0)
+        return 1;
+    message->msg_iov->iov_base = (char *)message->msg_iov->iov_base + bytes;
+    message->msg_iov->iov_len -= bytes;
+    return 0;
 }
 
-static int receive_all(int fd, void *bytes, size_t size)
+/* Whether to go on waiting: a call on the socket was interrupted, or has waited for SLICE_MS, and
+ * the extent is still there. */
+static int may_wait(struct page_session *session, const struct request *request)
 {
-    char *at = bytes;
-
-    while (size > 0) {
-        ssize_t count = recv(fd, at, size, MSG_WAITALL);
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count <= 0)
-            return 0;
-        at += count;
-        size -= (size_t)count;
-    }
-    return 1;
-}
-
-/* Wait for a reply, until the extent has another place or the time is over. */
-static int has_reply(struct page_session *session, int fd, uint32_t extent, uint32_t epoch,
-                     double until_s)
-{
-    struct pollfd polled = {.fd = fd, .events = POLLIN};
     struct place place;
 
-    while (poll(&polled, 1, REPLY_SLICE_MS) <= 0) {
-        if (now_s() > until_s)
-            return 0;
-        if (find(session, extent, epoch, &place) != AGAIN && place.epoch != epoch)
+    if (errno == EINTR)
+        return 1;
+    if (errno != EAGAIN || now_s() > request->until_s)
+        return 0;
+    uint32_t extent = (uint32_t)(request->frame.page / EXTENT_PAGES);
+    return find(session, extent, request->frame.epoch, &place) == AGAIN ||
+           place.epoch == request->frame.epoch;
+}
+
+static int send_request(struct page_session *session, struct request *request, int fd)
+{
+    size_t count = request->frame.count;
+    struct iovec parts[3] = {{&request->frame, sizeof request->frame},
+                             {session->checksums, 4 * count},
+                             {request->pages, PAGE_BYTES * count}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = request->frame.size_bytes > 0 ? 3 : 1};
+
+    for (;;) {
+        ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL);
+        if (sent >= 0 && skip(&message, (size_t)sent))
+            return 1;
+        if (sent < 0 && !may_wait(session, request))
             return 0;
     }
-    return 1;
+}
+
+/* Check the pages that have arrived, up to the first damaged one. */
+static void check_pages(struct page_session *session, struct request *request, size_t bytes)
+{
+    while ((request->intact + 1ul) * PAGE_BYTES <= bytes) {
+        const uint8_t *page = request->pages + (size_t)request->intact * PAGE_BYTES;
+        if (page_checksum(page, PAGE_BYTES) != session->checksums[request->intact])
+            return;
+        request->intact++;
+    }
+}
+
+/* Receive bytes of a reply up to an end: the frame, the checksums, then the pages, which go to the
+ * caller's memory. Return how many have arrived, which may be fewer; 0: the connection is over. */
+static size_t receive_up_to(struct page_session *session, const struct request *request, int fd,
+                            struct frame *reply, size_t received, size_t end)
+{
+    size_t count = request->frame.op == OP_READ ? request->frame.count : 0;
+    size_t sums_end = sizeof *reply + 4 * count;
+    struct iovec parts[3] = {
+        {reply, sizeof *reply},
+        {session->checksums, 4 * count},
+        {request->pages, end > sums_end ? end - sums_end : 0},
+    };
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+
+    skip(&message, received);
+    for (;;) {
+        ssize_t got = recvmsg(fd, &message, 0);
+        if (got > 0)
+            return received + (size_t)got;
+        if (got == 0 || !may_wait(session, request))
+            return 0;
+    }
+}
+
+/* Receive a reply. A short one takes one system call. */
+static int receive_reply(struct page_session *session, struct request *request, int fd,
+                         struct frame *reply)
+{
+    size_t count = request->frame.op == OP_READ ? request->frame.count : 0;
+    size_t pages_at = sizeof *reply + 4 * count, all = pages_at + PAGE_BYTES * count;
+    size_t received = 0;
+
+    request->intact = 0;
+    for (;;) {
+        size_t piece_end = (received > pages_at ? received : pages_at) + PIECE_BYTES;
+        received = receive_up_to(session, request, fd, reply, received,
+                                 all < piece_end ? all : piece_end);
+        if (received == 0)
+            return 0;
+        if (received < sizeof *reply)
+            continue;
+        size_t expected = reply->status == STATUS_OK ? all : sizeof *reply;
+        if (reply->id != request->frame.id || reply->op != request->frame.op ||
+            reply->size_bytes != expected - sizeof *reply || received > expected)
+            return 0;
+        if (received > pages_at)
+            check_pages(session, request, received - pages_at);
+        if (received == expected)
+            return 1;
+    }
 }
 
 /* Send a request once, to the server that the companion names. */
-static enum outcome try_once(struct page_session *session, struct frame *frame, uint32_t *epoch,
-                             double until_s)
+static enum outcome try_once(struct page_session *session, struct request *request)
 {
-    uint32_t extent = (uint32_t)(frame->page / EXTENT_PAGES);
     struct place place;
     struct frame reply;
-    uint32_t expected = frame->op == OP_READ ? frame->count * (PAGE_BYTES + 4) : 0;
-    enum outcome found = find(session, extent, *epoch, &place);
+    uint32_t extent = (uint32_t)(request->frame.page / EXTENT_PAGES);
+    enum outcome found = find(session, extent, request->asked_epoch, &place);
 
     if (found != DONE)
         return found;
-    *epoch = place.epoch; /* another try begins with a question to the companion */
+    request->asked_epoch = request->frame.epoch = place.epoch;
     if (connect_to(session, place.server) != DONE)
         return AGAIN;
     int fd = session->connections[place.server];
-    frame->epoch = place.epoch;
-    if (!send_all(fd, frame, session->payload) ||
-        !has_reply(session, fd, extent, place.epoch, until_s) ||
-        !receive_all(fd, &reply, sizeof reply) || reply.id != frame->id || reply.op != frame->op ||
-        (reply.size_bytes != 0 && reply.size_bytes != expected) ||
-        !receive_all(fd, session->payload, reply.size_bytes))
+    if (!send_request(session, request, fd) || !receive_reply(session, request, fd, &reply))
         return hang_up(session, place.server);
     switch (reply.status) {
     case STATUS_OK:
-        return reply.size_bytes == expected ? DONE : hang_up(session, place.server);
+        return DONE;
     case STATUS_STALE:
         say(session, "the memory servers do not agree yet");
         return AGAIN;
@@ -237,56 +318,54 @@ static enum outcome try_once(struct page_session *session, struct frame *frame, 
     }
 }
 
-/* Send a request until it is carried out. A write's payload lies in `session->payload`. */
-static int carry_out(struct page_session *session, enum op op, uint64_t page, uint32_t count)
+static struct request request_for(struct page_session *session, enum op op, uint64_t page,
+                                  uint32_t count, uint8_t *pages)
 {
-    struct frame frame = {
-        .size_bytes = op == OP_WRITE ? count * (PAGE_BYTES + 4) : 0, .op = (uint16_t)op,
-        .id = ++session->last_id, .volume = session->volume->number, .page = page,
-        .count = count};
-    double until_s = now_s() + session->volume->timeout_s;
+    return (struct request){
+        .frame = {.size_bytes = op == OP_WRITE ? count * (PAGE_BYTES + 4) : 0, .op = (uint16_t)op,
+                  .id = ++session->last_id, .volume = session->volume->number, .page = page,
+                  .count = count},
+        .until_s = now_s() + session->volume->timeout_s,
+        .pages = pages,
+    };
+}
+
+/* Send a request until it is carried out. */
+static int carry_out(struct page_session *session, struct request *request)
+{
     useconds_t delay_us = AGAIN_MIN_US;
-    uint32_t epoch = 0; /* of the last try */
 
     for (;;) {
-        enum outcome outcome = try_once(session, &frame, &epoch, until_s);
+        enum outcome outcome = try_once(session, request);
         if (outcome == DONE)
             return 0;
-        if (outcome == FAILED || now_s() > until_s)
+        if (outcome == FAILED || now_s() > request->until_s)
             return -1;
         usleep(delay_us);
         delay_us = delay_us * 2 > AGAIN_MAX_US ? AGAIN_MAX_US : delay_us * 2;
     }
 }
 
-static int read_pages(struct page_session *session, uint64_t page, uint32_t count)
+static int read_pages(struct page_session *session, uint64_t page, uint32_t count, uint8_t *pages)
 {
     for (int tries = 0; tries < DAMAGED_MAX; tries++) {
-        uint32_t intact = 0, checksum;
-        if (carry_out(session, OP_READ, page, count) != 0)
+        struct request request = request_for(session, OP_READ, page, count, pages);
+        if (carry_out(session, &request) != 0)
             return -1;
-        for (; intact < count; intact++) {
-            memcpy(&checksum, session->payload + 4 * intact, 4);
-            if (page_checksum(session->payload + 4 * count + (uint64_t)intact * PAGE_BYTES,
-                              PAGE_BYTES) != checksum)
-                break;
-        }
-        if (intact == count)
+        if (request.intact == count)
             return 0;
     }
     say(session, "page %llu is damaged", (unsigned long long)page);
     return -1;
 }
 
-/* Write the pages in the payload, whose checksums are still missing. */
-static int write_pages(struct page_session *session, uint64_t page, uint32_t count)
+static int write_pages(struct page_session *session, uint64_t page, uint32_t count,
+                       const uint8_t *pages)
 {
-    for (uint32_t n = 0; n < count; n++) {
-        uint32_t checksum = page_checksum(
-            session->payload + 4 * count + (uint64_t)n * PAGE_BYTES, PAGE_BYTES);
-        memcpy(session->payload + 4 * n, &checksum, 4);
-    }
-    return carry_out(session, OP_WRITE, page, count);
+    for (uint32_t n = 0; n < count; n++)
+        session->checksums[n] = page_checksum(pages + (size_t)n * PAGE_BYTES, PAGE_BYTES);
+    struct request request = request_for(session, OP_WRITE, page, count, (uint8_t *)pages);
+    return carry_out(session, &request);
 }
 
 /* --- calls ------------------------------------------------------------------------------------ */
@@ -309,6 +388,11 @@ static struct part first_part(uint64_t address, uint64_t size)
     return part;
 }
 
+static int has_whole_pages(const struct part *part)
+{
+    return part->offset == 0 && part->size % PAGE_BYTES == 0;
+}
+
 static int is_inside(struct page_session *session, uint64_t size, uint64_t address)
 {
     uint64_t end = (uint64_t)session->volume->extents * EXTENT_PAGES * PAGE_BYTES;
@@ -329,9 +413,11 @@ int page_session_read(struct page_session *session, void *bytes, uint64_t size, 
     while (size > 0) {
         struct part part = first_part(address, size);
         errno = EIO;
-        if (read_pages(session, part.page, part.count) != 0)
+        int is_whole = has_whole_pages(&part);
+        if (read_pages(session, part.page, part.count, is_whole ? to : session->pages) != 0)
             return -1;
-        memcpy(to, session->payload + 4 * part.count + part.offset, part.size);
+        if (!is_whole)
+            memcpy(to, session->pages + part.offset, part.size);
         to += part.size;
         address += part.size;
         size -= part.size;
@@ -342,29 +428,23 @@ int page_session_read(struct page_session *session, void *bytes, uint64_t size, 
 /* Write a part, whose first and last page may be incomplete. `from` NULL: zeros. */
 static int write_part(struct page_session *session, const struct part *part, const uint8_t *from)
 {
-    uint8_t edges[2][PAGE_BYTES];
     uint64_t end = part->offset + part->size;
     uint32_t last = part->count - 1;
-    uint8_t *pages = session->payload + 4 * part->count;
+    uint8_t *pages = session->pages;
     int keeps_first = part->offset != 0, keeps_last = end % PAGE_BYTES != 0;
 
-    if (keeps_first && read_pages(session, part->page, 1) != 0)
+    if (from != NULL && has_whole_pages(part))
+        return write_pages(session, part->page, part->count, from);
+    if (keeps_first && read_pages(session, part->page, 1, pages) != 0)
         return -1;
-    if (keeps_first)
-        memcpy(edges[0], session->payload + 4, PAGE_BYTES);
-    if (keeps_last && read_pages(session, part->page + last, 1) != 0)
+    if (keeps_last && (last > 0 || !keeps_first) &&
+        read_pages(session, part->page + last, 1, pages + (uint64_t)last * PAGE_BYTES) != 0)
         return -1;
-    if (keeps_last)
-        memcpy(edges[1], session->payload + 4, PAGE_BYTES);
-    if (keeps_last)
-        memcpy(pages + (uint64_t)last * PAGE_BYTES, edges[1], PAGE_BYTES);
-    if (keeps_first)
-        memcpy(pages, edges[0], part->offset);
     if (from != NULL)
         memcpy(pages + part->offset, from, part->size);
     else
         memset(pages + part->offset, 0, part->size);
-    return write_pages(session, part->page, part->count);
+    return write_pages(session, part->page, part->count, pages);
 }
 
 int page_session_write(struct page_session *session, const void *bytes, uint64_t size,
@@ -397,9 +477,9 @@ int page_session_trim(struct page_session *session, uint64_t size, uint64_t addr
         if (part.offset != 0)
             step = PAGE_BYTES - part.offset;
         part = first_part(address, step == 0 || step > part.size ? part.size : step);
-        int is_whole = part.offset == 0 && part.size % PAGE_BYTES == 0;
-        if (is_whole ? carry_out(session, OP_TRIM, part.page, part.count) != 0
-                     : write_part(session, &part, NULL) != 0)
+        struct request request = request_for(session, OP_TRIM, part.page, part.count, NULL);
+        if (has_whole_pages(&part) ? carry_out(session, &request) != 0
+                                   : write_part(session, &part, NULL) != 0)
             return -1;
         address += part.size;
         size -= part.size;
@@ -438,11 +518,11 @@ struct page_session *page_session_open(struct page_volume *volume)
     struct page_session *session = calloc(1, sizeof *session);
 
     if (session != NULL)
-        session->payload = malloc(EXTENT_PAGES * (PAGE_BYTES + 4));
-    if (session == NULL || session->payload == NULL ||
+        session->pages = malloc(EXTENT_PAGES * PAGE_BYTES);
+    if (session == NULL || session->pages == NULL ||
         getrandom(&session->number, sizeof session->number, 0) != sizeof session->number) {
         if (session != NULL)
-            free(session->payload);
+            free(session->pages);
         free(session);
         return NULL;
     }
@@ -458,6 +538,6 @@ void page_session_close(struct page_session *session)
     for (int n = 0; n < PEERS_MAX; n++)
         if (session->connections[n] >= 0)
             close(session->connections[n]);
-    free(session->payload);
+    free(session->pages);
     free(session);
 }

@@ -60,9 +60,9 @@ class Space:
     def read(self, address: int, length: int) -> bytes:
         """Return bytes; raises SpaceError, and ValueError if they lie outside."""
         self._check(address, length)
-        content = ctypes.create_string_buffer(length)
+        content = _new_bytes(length)
         self._call(self._library.page_session_read, content, length, address)
-        return content.raw
+        return content
 
     def write(self, address: int, content: bytes | bytearray | memoryview) -> None:
         """Write bytes; raises SpaceError, and ValueError if they lie outside."""
@@ -114,6 +114,20 @@ class Space:
                 raise MemoryError("there is no memory for another session")
             self._sessions.append(session)
             return session
+
+
+def _new_bytes(length: int) -> bytes:
+    """Return bytes for the library to fill, before any other code sees them: no copy is needed."""
+    made: bytes = _make_bytes()(None, length)
+    return made
+
+
+@cache
+def _make_bytes() -> Any:
+    function = ctypes.pythonapi.PyBytes_FromStringAndSize
+    function.restype = ctypes.py_object
+    function.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
+    return function
 
 
 @cache

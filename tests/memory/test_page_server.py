@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
+from ciel.memory import local
 from ciel.memory.page_server import (
     EXTENT_BYTES,
     EXTENT_PAGES,
@@ -36,6 +37,7 @@ FRAME: Final = struct.Struct("<IHHQQQQQII")
 READ, WRITE, TRIM, FORWARD, FORWARD_TRIM, SYNC = range(1, 7)
 OK, STALE, NO_SPACE, DAMAGED = range(4)
 VOLUME: Final = 7
+LATEST: Final = 2**32 - 1  # an epoch that differs from 1 in all bytes
 SESSIONS = count(1)
 WITHIN_S = 10.0
 
@@ -70,10 +72,13 @@ class Caller:
         self.socket = server.connect()
         self.socket.sendall(token + struct.pack("<Q", self.session))
 
-    def send(
+    def send(self, op: int, first: int, pages: list[bytes] | int, **fields: Any) -> None:
+        self.socket.sendall(self.encoded(op, first, pages, **fields))
+
+    def encoded(
         self, op: int, first: int, pages: list[bytes] | int, *, id: int | None = None,
         volume: int = VOLUME, sums: list[int] | None = None, session: int = 0, sequence: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> bytes:  # fmt: skip
         if id is None:
             id = self.last_id = self.last_id + 1
         content = [] if isinstance(pages, int) else pages
@@ -83,7 +88,7 @@ class Caller:
         header = FRAME.pack(
             len(payload), op, 0, id, session, sequence, volume, first, number, self.epoch
         )
-        self.socket.sendall(header + payload)
+        return header + payload
 
     def reply(self) -> Reply:
         header = self._take(FRAME.size)
@@ -128,16 +133,26 @@ class Caller:
 
 
 class Server:
-    def __init__(self, extents: int = 4) -> None:
+    def __init__(self, extents: int = 4, *, is_local: bool = False) -> None:
         self.pages = PageServer(extents * EXTENT_BYTES)
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        if is_local:
+            self._listening, _ = local.listen()
+        else:
+            self._listening = socket.create_server(("127.0.0.1", 0))
         self._clients: list[socket.socket] = []
         self.pages.listen(self._listening)
         self.pages.lease(time.monotonic() + 60.0)
 
     def connect(self) -> socket.socket:
-        self._clients.append(socket.create_connection(self._listening.getsockname(), WITHIN_S))
-        return self._clients[-1]
+        client = socket.socket(self._listening.family)
+        client.settimeout(WITHIN_S)
+        client.connect(self._listening.getsockname())
+        self._clients.append(client)
+        return client
+
+    def forget_client(self) -> None:
+        """Take the last connection from the list of those to close."""
+        self._clients.pop()
 
     def join(self, peer: int, other: Server) -> None:
         """Connect to another server, which becomes the peer of this number."""
@@ -170,12 +185,13 @@ class Server:
 Make = Callable[..., Server]
 
 
-@pytest.fixture
-def make() -> Iterator[Make]:
+@pytest.fixture(params=["tcp", "unix"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Make servers at TCP ports or at UNIX sockets, whose rules are the same."""
     made: list[Server] = []
 
     def make(extents: int = 4) -> Server:
-        made.append(Server(extents))
+        made.append(Server(extents, is_local=request.param == "unix"))
         return made[-1]
 
     yield make
@@ -311,6 +327,51 @@ def test_locked_memory_is_given_back_too() -> None:
         pages.close()
 
 
+def _half_sent(server: Server, content: list[bytes]) -> tuple[Caller, bytes]:
+    """Start to write a whole extent; return the caller, and the bytes that it has still to send."""
+    caller = Caller(server)
+    whole = caller.encoded(WRITE, 0, content)
+    caller.socket.sendall(whole[: len(whole) // 2])
+    return caller, whole[len(whole) // 2 :]
+
+
+def test_a_write_that_ends_in_the_middle_changes_nothing(server: Server) -> None:
+    caller, content = Caller(server), [os.urandom(PAGE_BYTES) for _ in range(EXTENT_PAGES)]
+    assert caller.write(0, *content) == OK
+    for _ in range(10):
+        other, _ = _half_sent(server, [page("x")] * EXTENT_PAGES)
+        other.socket.close()
+    assert caller.read(0, EXTENT_PAGES) == b"".join(content)
+    assert server.pages.figures().pages_used == EXTENT_PAGES
+
+
+def test_many_long_writes_arrive_at_the_same_time(make: Make) -> None:
+    """They take no memory from others, although the server is full."""
+    server = make(extents=1)
+    server.hold(Role.PRIMARY)
+    content = [[os.urandom(PAGE_BYTES) for _ in range(EXTENT_PAGES)] for _ in range(7)]
+    halves = [_half_sent(server, each) for each in content]
+    assert Caller(server).write(3, page("meanwhile")) == OK
+    assert server.pages.figures().pages_used == 1
+    for (caller, rest), each in zip(halves, content, strict=True):
+        caller.socket.sendall(rest)
+        assert caller.reply().status == OK
+        assert caller.read(0, EXTENT_PAGES) == b"".join(each)
+    assert server.pages.figures().pages_used == EXTENT_PAGES
+
+
+@pytest.mark.parametrize("at", [0, 40, 255])
+def test_a_long_write_with_a_damaged_page_changes_nothing(server: Server, at: int) -> None:
+    caller = Caller(server)
+    content = [page(str(n)) for n in range(EXTENT_PAGES)]
+    assert caller.write(0, *content) == OK
+    sums = [checksum(ZEROS)] * EXTENT_PAGES
+    sums[at] ^= 1
+    caller.send(WRITE, 0, [ZEROS] * EXTENT_PAGES, sums=sums)
+    assert caller.reply().status == DAMAGED
+    assert caller.read(0, EXTENT_PAGES) == b"".join(content)
+
+
 def test_a_page_without_its_checksum_is_refused(server: Server) -> None:
     caller = Caller(server)
     caller.send(WRITE, 0, [page("a"), page("b")], sums=[checksum(page("a")), 5])
@@ -322,6 +383,16 @@ def test_the_checksum_is_crc_32c() -> None:
     assert checksum(b"123456789") == 0xE3069283
     assert checksum(bytes(32)) == 0x8A9136AA
     assert checksum(b"") == 0
+
+
+@pytest.mark.parametrize("size", [7, 1360, 4079, 4080, 4096, 4099, 8175, 9000])
+def test_the_checksum_of_long_content_is_that_of_its_bytes(size: int) -> None:
+    content, expected = random.Random(size).randbytes(size), 0xFFFFFFFF
+    for byte in content:
+        expected ^= byte
+        for _ in range(8):
+            expected = expected >> 1 ^ (0x82F63B78 if expected & 1 else 0)
+    assert checksum(content) == expected ^ 0xFFFFFFFF
 
 
 # --- roles ----------------------------------------------------------------------------------------
@@ -707,6 +778,73 @@ def test_mutated_frames_harm_nobody(pair: tuple[Server, Server]) -> None:
             pass
         caller.socket.close()
     assert healthy.read(200) == page("intact")
+
+
+# 1,000,000 together at the two kinds of sockets
+@pytest.mark.parametrize("number", [3_000, pytest.param(500_000, marks=pytest.mark.slow)])
+def test_a_mutated_frame_closes_its_connection_and_nothing_else(
+    server: Server, number: int
+) -> None:
+    chance, healthy = random.Random(number), Caller(server)
+    healthy.write(200, page("intact"))
+    before, descriptors = server.pages.figures(), len(os.listdir("/proc/self/fd"))
+    sent = 0
+    while sent < number:
+        frames: list[bytes] = []
+        is_last_valid = True
+        while is_last_valid and len(frames) < 16:
+            frames.append(_mutated(chance))
+            is_last_valid = _is_valid(frames[-1])
+        _expect_an_end(server, frames)
+        sent += len(frames)
+    after = server.pages.figures()
+    assert after.pages_used == before.pages_used
+    assert after.extents == before.extents
+    assert healthy.read(200) == page("intact")
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= descriptors, "the ends of connections")
+
+
+def _mutated(chance: random.Random) -> bytes:
+    """Return a header, without payload, in which some bytes are random."""
+    op = chance.choice((READ, WRITE, TRIM))
+    size_bytes = 4100 if op == WRITE else 0
+    header = bytearray(
+        FRAME.pack(size_bytes, op, 0, 1, 0, 0, VOLUME, chance.randrange(100), 1, LATEST)
+    )
+    for _ in range(chance.randrange(1, 4)):
+        header[chance.randrange(len(header))] = chance.randrange(256)
+    return bytes(header)
+
+
+def _is_valid(header: bytes) -> bool:
+    """Whether a client may send this header: the rules of docs/protocol/memory.md."""
+    size_bytes, op, _, id, _, _, _, first, number, _ = FRAME.unpack(header)
+    fits = 0 < number <= EXTENT_PAGES - first % EXTENT_PAGES and first < EXTENT_PAGES << 32
+    return (
+        op in (READ, TRIM) and size_bytes == 0 and fits and id > 0  # a write lacks its payload
+    )
+
+
+def _expect_an_end(server: Server, frames: list[bytes]) -> None:
+    """Send frames: the server may answer valid ones, in their order, and ends the connection."""
+    token = os.urandom(TOKEN_BYTES)
+    server.pages.allow(token, 5.0)
+    received = b""
+    with server.connect() as connected:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        try:
+            connected.sendall(token + struct.pack("<Q", 1 << 40) + b"".join(frames))
+            connected.shutdown(socket.SHUT_WR)
+            while piece := connected.recv(1 << 16):
+                received += piece
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    server.forget_client()
+    for frame, at in zip(frames, range(0, len(received), FRAME.size), strict=False):
+        reply = FRAME.unpack_from(received, at)
+        assert _is_valid(frame)
+        assert reply[:4] == (0, FRAME.unpack(frame)[1], STALE, FRAME.unpack(frame)[3])
+    assert len(received) <= FRAME.size * len(frames)
 
 
 def test_too_little_memory_cannot_be_offered() -> None:

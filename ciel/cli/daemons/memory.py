@@ -48,6 +48,7 @@ from ciel.core.events import (
     RolesTaken,
     TakeRoles,
 )
+from ciel.memory import local
 from ciel.memory.host import HostMemory, lockable_bytes, locked_bytes
 from ciel.memory.page_server import (
     EXTENT_BYTES,
@@ -157,12 +158,14 @@ class MemoryServer:
         )
         self._closers.append(watch.close)
         address = with_port(advertised(self._options), self._listen(self._pages))
+        nearby = self._listen_locally(self._pages)
         self._reactor.addReader(self)
         self._closers.append(lambda: self._reactor.removeReader(self))
         ticks = Ticks(self._reactor)
 
         def connect(owner: Owner) -> ControlPeer:
-            about = {"server": self._id, "address": address, "extents": watch.offer.extents}
+            about = {"server": self._id, "address": address, "local": nearby._asdict(),
+                     "extents": watch.offer.extents}  # fmt: skip
             session = Session.initiator(
                 key.derive(KeyRole.MEMORY) or key, KeyRole.MEMORY, software=ciel.__version__,
                 cluster_id=cluster_id, about=about,
@@ -197,6 +200,13 @@ class MemoryServer:
         pages.listen(listening)
         self._closers.append(listening.close)
         return Address(host, listening.getsockname()[1], "")
+
+    def _listen_locally(self, pages: PageServer) -> local.LocalAddress:
+        """Listen for clients on this host; return the address, which only the master gets."""
+        listening, address = local.listen()
+        pages.listen(listening)
+        self._closers.append(listening.close)
+        return address
 
     def describe(self) -> Any:
         """Return the state for a dump."""

@@ -1,8 +1,8 @@
 /* A plug-in of nbdkit: serves a volume of remote memory to any NBD client (NET-2).
  *
- * Parameters: `companion`, the path of a socket (SOCK_SEQPACKET) that answers as page_client.h says;
- * `volume`, its number; `extents`, their count; `timeout`, in seconds. Each thread of nbdkit has its
- * session, so requests run at the same time. */
+ * Parameters: `companion`, the path of a socket (SOCK_SEQPACKET) that answers as page_client.h
+ * says; `volume`, its number; `extents`, their count; `timeout`, in seconds. Each thread of nbdkit
+ * has its session, so requests run at the same time. */
 #define NBDKIT_API_VERSION 2
 #include <nbdkit-plugin.h>
 

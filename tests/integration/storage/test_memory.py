@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from ciel.access import access_file
 from ciel.client.client import Client
+from ciel.client.memory import VolumeOwner
 from ciel.memory.space import SpaceError
 from ciel.testing.homes import HandCluster, wait_for
 from ciel_tests.clusters.lenders import Lenders
@@ -189,6 +191,17 @@ def test_a_server_gives_memory_back_while_its_host_is_short_of_it(
         space.close()
     found = json.loads(lenders.home.run("ciel", "doctor", "--json").stdout)
     assert any("offers 0 of 64MiB: its host is short" in finding["found"] for finding in found)
+
+
+def test_a_client_on_the_host_of_a_server_uses_its_unix_socket(
+    lenders: Lenders, lasting_cluster: HandCluster
+) -> None:
+    lenders.start()
+    lenders.create("near", "1MiB", 1)
+    with Client(lasting_cluster.url, access=str(lasting_cluster.access)) as client:
+        owner = VolumeOwner(client, "near")
+        with owner.connect(owner.place(0)[1], session=1) as connected:
+            assert connected.family == socket.AF_UNIX
 
 
 @pytest.mark.slow

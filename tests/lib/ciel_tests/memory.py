@@ -70,7 +70,7 @@ class Held:
 
 
 class Server:
-    """A memory server: the rules of page_server.c, without bytes."""
+    """A memory server: the rules of the server in C, without bytes."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world

@@ -103,6 +103,10 @@ def _add_export(parser: ArgumentParser) -> None:
         "--timeout", type=whole_number(1, 3600), default=30, metavar="SECONDS",
         help="after this time without an answer, requests fail (default %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=whole_number(1, 256), metavar="N",
+        help="how many requests are carried out at a time (default: two a core, 4 to 16)",
+    )  # fmt: skip
 
 
 def _add_server(parser: ArgumentParser) -> None:

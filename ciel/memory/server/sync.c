@@ -1,0 +1,117 @@
+/* Sends the pages of extents to joining backups. */
+#include "server.h"
+
+enum {
+    SYNC_PAGES = 32, /* in one frame */
+    SYNCS_MAX = 64,  /* frames of one peer that are not acknowledged */
+};
+
+/* Whether a write that has been forwarded is about to change a page. */
+static int is_pending(const struct extent *extent, int page)
+{
+    for (const struct pending *pending = extent->first; pending != NULL; pending = pending->next) {
+        int first = (int)(pending->frame.page % EXTENT_PAGES);
+        if (page >= first && page < first + (int)pending->frame.count)
+            return 1;
+    }
+    return 0;
+}
+
+/* Send the next pages of an extent; return 0 when none are left. */
+static int sync_some(struct page_server *server, struct extent *extent, struct sync *sync)
+{
+    struct connection *peer = server->peers[sync->peer];
+
+    /* A page with a pending write is left out: the backup has got that write, which is newer. */
+    while (sync->page < EXTENT_PAGES &&
+           (extent->slots[sync->page] == 0 || is_pending(extent, sync->page)))
+        sync->page++;
+    int count = 0;
+    while (count < SYNC_PAGES && sync->page + count < EXTENT_PAGES &&
+           extent->slots[sync->page + count] != 0 && !is_pending(extent, sync->page + count))
+        count++;
+    if (count == 0)
+        return 0;
+    struct frame frame = {
+        .size_bytes = (uint32_t)count * (PAGE_BYTES + 4), .op = OP_SYNC, .volume = sync->volume,
+        .page = (uint64_t)sync->extent * EXTENT_PAGES + (uint64_t)sync->page,
+        .count = (uint32_t)count, .epoch = sync->epoch, .sequence = ++server->sequence};
+    uint8_t *at = put_frame(server, peer, &frame);
+    if (at == NULL)
+        return 1; /* the peer is lost: the owner's next decision ends this */
+    for (int n = 0; n < count; n++) {
+        uint32_t slot = extent->slots[sync->page + n];
+        memcpy(at + 4 * n, &server->checksums[slot - 1], 4);
+        memcpy(at + 4 * count + (size_t)n * PAGE_BYTES, page_at(server, slot), PAGE_BYTES);
+    }
+    sync->page += count;
+    sync->unacknowledged++;
+    server->unacknowledged[sync->peer]++;
+    server->figures.pages_synced += (uint64_t)count;
+    return 1;
+}
+
+static int has_pending_up_to(const struct extent *extent, uint64_t sequence)
+{
+    return extent->first != NULL && extent->first->frame.sequence <= sequence;
+}
+
+/* Continue all synchronisations, as far as peers have acknowledged their pages. */
+void sync_all(struct page_server *server)
+{
+    struct sync **link = &server->syncs;
+
+    while (*link != NULL) {
+        struct sync *sync = *link;
+        struct extent *extent = find_extent(server, sync->volume, sync->extent);
+        int is_over =
+            extent == NULL || extent->role != ROLE_PRIMARY || extent->epoch != sync->epoch;
+
+        /* Writes from before the peer joined were not forwarded to it. */
+        while (!is_over && !has_pending_up_to(extent, sync->after) &&
+               server->peers[sync->peer] != NULL &&
+               server->unacknowledged[sync->peer] < SYNCS_MAX) {
+            if (sync_some(server, extent, sync))
+                continue;
+            if (sync->unacknowledged == 0) {
+                report_event(server, (struct event){.kind = EVENT_SYNCED, .volume = sync->volume,
+                                            .extent = sync->extent, .epoch = sync->epoch,
+                                            .peer = (uint32_t)sync->peer});
+                is_over = 1;
+            }
+            break;
+        }
+        if (is_over) {
+            *link = sync->next;
+            free(sync);
+        } else {
+            link = &sync->next;
+        }
+    }
+    send_queued(server);
+}
+
+int start_sync(struct page_server *server, const struct extent *extent, int peer)
+{
+    struct sync *sync = calloc(1, sizeof *sync);
+
+    if (sync == NULL)
+        return 0;
+    *sync = (struct sync){.next = server->syncs, .volume = extent->volume, .extent = extent->number,
+                          .epoch = extent->epoch, .peer = peer, .after = server->sequence};
+    server->syncs = sync;
+    return 1;
+}
+
+/* A peer has acknowledged pages. */
+void note_synced(struct page_server *server, const struct connection *from,
+                 const struct frame *frame)
+{
+    uint32_t number = (uint32_t)(frame->page / EXTENT_PAGES);
+
+    server->unacknowledged[from->peer]--;
+    for (struct sync *sync = server->syncs; sync != NULL; sync = sync->next)
+        if (sync->volume == frame->volume && sync->extent == number &&
+            sync->epoch == frame->epoch && sync->peer == from->peer)
+            sync->unacknowledged--;
+}
