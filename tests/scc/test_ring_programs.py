@@ -161,7 +161,7 @@ def test_the_last_words_of_a_program_that_dies_are_heard(talk: Talk) -> None:
     wait_for(lambda: talk.broke, "its end")
     assert [call.args for call in talk.came[count:]] == list(range(500))
     assert len(talk.broke) == 1
-    assert "end of the channel, or ended" in talk.broke[0]
+    assert "closed the FIFO that it" in talk.broke[0]
 
 
 def test_a_program_that_dies_in_a_call_is_told_of(talk: Talk) -> None:

@@ -250,7 +250,7 @@ def test_a_process_that_closes_its_connection_but_lives_on_fails_its_job(
         method, args = json.loads(told.read(size_bytes))
     assert (method, args["id"], args["proc_pargs"]) == ("start_task", facts["id"], [])
     ended = site.ended(facts["job_id"])
-    assert "closed its" in ended["reason"]
+    assert "closed the FIFO that it" in ended["reason"]
     site.expect_nothing_left(facts["to_worker_fifo"])
 
 
