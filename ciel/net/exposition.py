@@ -9,14 +9,10 @@ import math
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from ciel.access.keys import Role
-from ciel.net.http import Request, Route
-
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 _HELP_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n"})
 _STARTED_AT_S: Final = time.time()
@@ -87,16 +83,3 @@ def process_families() -> list[Family]:
         gauge("process_max_fds", "Maximum number of open file descriptors.", limit),
         gauge("process_start_time_seconds", "Start time since the epoch.", _STARTED_AT_S),
     ]
-
-
-class Metrics(Route):
-    """Serves the metrics of a daemon and of its process."""
-
-    needs_role = Role.READ
-
-    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
-        self._families = families
-
-    def render_GET(self, request: Request) -> bytes:
-        request.setHeader("Content-Type", CONTENT_TYPE)
-        return render([*self._families(), *process_families()])

@@ -21,8 +21,9 @@ from ciel.master.service import MasterService
 from ciel.master.state.queries.metrics import collect_metrics
 from ciel.net.authorisation import Authorisation
 from ciel.net.debugging import Debugging, add_debugging
-from ciel.net.exposition import Family, Metrics, gauge
+from ciel.net.exposition import Family, gauge
 from ciel.net.http import Request, Route, Routes, SecureSite
+from ciel.net.metrics import Metrics
 
 
 class Health(Route):

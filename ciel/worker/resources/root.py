@@ -13,8 +13,8 @@ from ciel.core.ids import JobId, check_id
 from ciel.net.authorisation import Authorisation
 from ciel.net.debugging import Debugging, add_debugging
 from ciel.net.errors import HttpError
-from ciel.net.exposition import Metrics
 from ciel.net.http import Answer, Request, Route, Routes, SecureSite
+from ciel.net.metrics import Metrics
 from ciel.storage.interface import ObjectStore
 from ciel.worker.checksums import Checksums
 from ciel.worker.logs import CHUNK_BYTES, JobLogs
