@@ -1,6 +1,7 @@
-"""A linear address space over the memory of other machines (KVB-1): `page_client.c` in Python.
+"""A linear address space over the memory of other machines (KVB-1), for Python.
 
-Any thread may read and write; the library in C has a session for each.
+It binds the library `page_client.c`. Any thread may read and write; each call that runs has a
+session of its own.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ class Attributes(NamedTuple):
 class Space:
     """The address space of a volume; any thread may use it.
 
-    Writes of whole pages are atomic, and a read returns the last write that has ended. A write of a
+    Each whole page of a write is replaced at once. A read returns the last write that had ended
+    before the read began, or a later one. A write of a
     part of a page reads the rest of it first: two such writes to one page must not run at once.
     """
 
     def __init__(
         self, owner: Owner, volume: int, extents: int, replicas: int, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Open the volume of a number.
+        """Open the volume with this number.
 
         `timeout_s`: calls raise SpaceError if servers do not answer for so long.
         """
@@ -71,7 +73,7 @@ class Space:
         self._call(self._library.page_session_write, view, len(view), address)
 
     def trim(self, address: int, length: int) -> None:
-        """Let bytes be zeros, and free their pages; raises as `write` does."""
+        """Set bytes to zero, and free the pages that lie within them; raises as `write` does."""
         self._check(address, length)
         self._call(self._library.page_session_trim, length, address)
 

@@ -1,16 +1,17 @@
 """Decides which servers keep the pages of volumes: the owner's state, without clock or sockets.
 
-A volume has extents. Of each extent, `in_sync` servers have all completed writes, so any of them
-may become the primary; `joining` servers are getting the pages. The rules against
-stale reads are those of docs/protocol/memory.md. This module keeps them as follows:
+The owner is the master. A volume has extents. Each server in `in_sync` of an extent has all its
+completed writes, so any of them may become the primary; servers in `joining` are getting the pages.
+docs/protocol/memory.md has the rules against stale reads. This module keeps them as follows:
 
-- A server leaves `in_sync` when that is decided, not when the primary knows. Until then, the
-  primary completes no write without it.
-- A decision about an extent is carried out in stages: what must not act any more is fenced, then
-  joining servers forget their pages, then the primary takes over. Another event starts a new
+- A server leaves `in_sync` when that is decided, not when the primary knows. Until the primary
+  knows of the decision, it completes no write without this server.
+- A decision about an extent is carried out in stages. First the backups take their roles, and
+  joining servers forget their pages; the earlier primary is told to stop, if it is connected. If it
+  has gone, its lease has to end. Then the new primary takes over. Another event starts a new
   decision, with a higher epoch.
 - `in_sync` never becomes empty. If all of them have gone, the extent is unavailable until one of
-  them comes back. A server that was started again is another one.
+  them comes back. A server process that was started again has another id and no pages.
 
 An owner that is restarted continues from its records (`take_records`). They are durable before the
 orders that depend on them leave, so the records are never behind what servers were ordered. Then no
@@ -45,7 +46,7 @@ RETURN_S: Final = 3.0
 SERVERS_MAX: Final = 64
 REPLICAS_MAX: Final = 4
 SYNCS_MAX: Final = 64
-"""The number of extents that get a further copy at a time."""
+"""The greatest number of extents that get a further copy at the same time."""
 
 ServerId = str
 ExtentKey = tuple[int, int]
@@ -66,7 +67,10 @@ class Role(Enum):
 
 
 class Holding(NamedTuple):
-    """The role of a server for an extent. Of a primary: its backups."""
+    """The role of a server for an extent.
+
+    `backups`: the backups of a primary; `joining`: those that are getting the pages.
+    """
 
     volume: int
     extent: int
@@ -154,8 +158,8 @@ class Server:
 
 class _Stage(Enum):
     READY = "ready"
-    FENCING = "fencing"  # an earlier primary may still act
-    FOLLOWERS = "followers"  # joining servers forget their pages
+    FOLLOWERS = "followers"  # backups take their roles, and the earlier primary stops
+    FENCING = "fencing"  # an earlier primary that is gone may still have a lease
     PRIMARY = "primary"  # the primary takes over
     UNAVAILABLE = "unavailable"
     RETURNING = "returning"  # a restarted owner waits for its servers
@@ -221,10 +225,9 @@ class Volumes:
         self._numbers: dict[ServerId, int] = {}  # of the last order to hold
         self._links: set[tuple[ServerId, ServerId]] = set()
         self._fencing: dict[Extent, None] = {}
-        self._short: dict[
-            Extent, None
-        ] = {}  # with fewer copies than wanted, or on a server to drain
-        self._crowded: dict[Extent, None] = {}  # of these, those for which no server has room
+        self._short: dict[Extent, None] = {}
+        """They have fewer copies than wanted, or a copy on a server that gives it away."""
+        self._crowded: dict[Extent, None] = {}  # they need a copy, and no server has room
         self._syncing: set[Extent] = set()
         self._next_volume = 1
         self._records: list[VolumeRecord] = []
@@ -412,7 +415,10 @@ class Volumes:
         return set(sorted(held, key=cost)[:count])
 
     def renew(self, server_id: ServerId, now_s: float) -> None:
-        """Renew a server's lease, from the moment at which it has asked."""
+        """Note that a server asks for its lease again: it may act as primary until its end.
+
+        The server counts from the moment at which it asked, so its lease ends first there.
+        """
         server = self.servers.get(server_id)
         if server is not None and server.is_here:
             server.lease_until_s = now_s + LEASE_S
@@ -586,7 +592,7 @@ class Volumes:
         return min(times, default=None)
 
     def tick(self, now_s: float) -> None:
-        """Continue decisions whose time has come; a server without a lease counts as gone."""
+        """Continue decisions that waited for the end of a lease; a server without one has gone."""
         for server in list(self.servers.values()):
             if server.is_here and server.lease_until_s < now_s:
                 self._orders.append(Expel(server.id))
@@ -693,7 +699,7 @@ class Volumes:
         self._next_stage(extent, now_s)
 
     def _fence(self, extent: Extent, now_s: float) -> None:
-        """Wait until an earlier primary cannot act any more: it says so, or its lease has ended."""
+        """Let a decision wait until the earlier primary has confirmed its end, or has no lease."""
         earlier = extent.serving
         if earlier == extent.primary:
             return

@@ -276,7 +276,7 @@ class HandCluster:
 def command_of(process: Path) -> str:
     """Return the command line of a process, by its directory in `/proc`; raises OSError.
 
-    Any process of the machine may have a name and arguments that are no UTF-8.
+    The name and the arguments of a process may be bytes that are not UTF-8.
     """
     return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""Which unconfirmed messages a client repeats to a master that does not know its session."""
+"""Tests that a client which starts over releases no object that it wants again."""
 
 from ciel.client.connection.repeating import to_repeat
 from ciel.core.events import CloseJob, Message, ReleaseObjects, WantObjects

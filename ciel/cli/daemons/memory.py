@@ -270,7 +270,7 @@ class MemoryServer:
         """Do nothing: messages to the master are few."""
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
-        """Stop to act as primary: the master gives the extents to others at once."""
+        """Stop acting as primary: the master gives the extents to other servers at once."""
         self._peer = None
         if self._pages is not None:
             self._pages.lease(0.0)

@@ -14,8 +14,8 @@ from ciel.testing.simulator.witness import Violation
 def base_of(content: bytes, now_s: float, *, compares: bool) -> bytes:
     """Return the groups of the base that replaces the groups of a journal's files.
 
-    `compares`: raise Violation if a master that reads the base restores another state than one that
-    reads the files.
+    `compares`: raise Violation if a master restores from the base another state than from the
+    files.
     """
     batches: list[Batch] = [
         (group.time_s, group.records) for group in JournalReader(HEADER + content).groups()

@@ -69,9 +69,9 @@ class FakeMaster(Process):
         self.ended_at_s = float("inf")
         self.ballot = ballot
         self.on_workers_changed: Callable[[], object] = lambda: None
+        """Called when a worker has joined or was lost."""
         self.admits: Callable[[Ballot], bool] = lambda promised: True
         """Returns whether a worker with a promise obeys this master."""
-        """Called when a worker has joined or was lost."""
         self.records: list[Message] = []
         """The records of this master, in order; see `restored`."""
         machine.bulk.steps_per_tick = world.options.steps_per_tick
