@@ -25,6 +25,8 @@ from ciel.testing.homes import Home, wait_for
 
 ACCESS: Final = "access.json"
 JOINED: Final = "joined the master"
+SHORT_TIMEOUTS: Final = ("--suspect-after", "3s", "--worker-timeout", "6s")
+"""Options of a master that soon declares a silent worker dead."""
 PATIENCE_S: Final = 300.0
 """How long a row waits for an event that has no target, on a slow machine."""
 SETTLED_WITHIN_S: Final = 1200.0

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from benchmarks.chaos.cluster import ACCESS, SETTLED_WITHIN_S, Cluster, await_that
+from benchmarks.chaos.cluster import ACCESS, SETTLED_WITHIN_S, SHORT_TIMEOUTS, Cluster, await_that
 from benchmarks.chaos.faults import pause, require
 from benchmarks.chaos.rows import CannotRunError, Figure, Findings, Note, Setting, row
 from benchmarks.chaos.twice import TASKS
@@ -21,7 +21,6 @@ OUTAGES_S: Final = (1.0, 5.0, 30.0, 120.0)
 NEVER_S: Final = 300.0
 """A job that takes longer than this, and than ten times the undisturbed time, will never end."""
 HEALED_WITHIN_S: Final = 3.0
-PATIENCE: Final = ("--suspect-after", "3s", "--worker-timeout", "6s")
 REPORTED_WITHIN_S: Final = 10.0
 DECLARED_DEAD: Final = re.compile(r"worker \S+ is lost")
 
@@ -174,7 +173,7 @@ def _partition_between_workers(setting: Setting) -> Findings:
 def _finished_twice(setting: Setting) -> Findings:
     rounds = setting.count(20, 2)
     twice = split = reported = 0
-    with cluster_of_hosts(setting, 3, *PATIENCE) as (cluster, hosts):
+    with cluster_of_hosts(setting, 3, *SHORT_TIMEOUTS) as (cluster, hosts):
         for number in range(rounds):
             notes = f"twice{number}"
             first = 1 + number % 2

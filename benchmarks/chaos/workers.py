@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from benchmarks.chaos import peers
-from benchmarks.chaos.cluster import Cluster, await_that, disturb, settled
+from benchmarks.chaos.cluster import SHORT_TIMEOUTS, Cluster, await_that, disturb, settled
 from benchmarks.chaos.faults import Every, pause
 from benchmarks.chaos.rows import Figure, Findings, Note, Setting, row
 from benchmarks.chaos.workload import LEAVES, Sums
@@ -23,7 +23,6 @@ GOES_ON_WITHIN_S: Final = 10.0
 KILL_EVERY_S: Final = 2.0
 SUSPECTED_S: Final = 3.0
 """A worker sends a message at least once a second; after three silent seconds it is suspected."""
-PATIENCE: Final = ("--suspect-after", "3s", "--worker-timeout", "6s")
 POISON: Final = 'printf x >>{runs}; kill -9 "$(cut -d" " -f4 /proc/$PPID/stat)"; sleep 60'
 TRIES: Final = 3
 
@@ -123,7 +122,7 @@ def least_again(cluster: Cluster, name: str) -> int:
 )
 def _stopped_workers(setting: Setting) -> Findings:
     sums = Sums(setting.count(LEAVES, 600))
-    with Cluster.running(setting, of_master=PATIENCE) as cluster, cluster.client() as client:
+    with Cluster.running(setting, of_master=SHORT_TIMEOUTS) as cluster, cluster.client() as client:
         pid = cluster.daemons["worker0"].pid
         detected = []
         with client.job("J5k") as job:
