@@ -275,7 +275,8 @@ class MasterService:
         if session.may_be_unknown:
             session.begin_again(peer)
         else:
-            session.resume(peer)
+            is_worker = (True, session.token) in self._sessions
+            session.resume(peer, confirms_last=is_worker)
 
     def _end_session(self, name: str, reason: str) -> None:
         """Forget the session of a worker, and close its connection, if it has one."""

@@ -57,6 +57,7 @@ class PeerSession:
         self._waiting: deque[Message] = deque()  # until the connection accepts more
         self._prints_bytes = 0  # task output in `_waiting`
         self._counter = SessionCounter()
+        self._owes_confirmation = False  # until all messages were sent again
         self.can_resume = True
         """Whether all unconfirmed messages are still kept."""
 
@@ -100,6 +101,9 @@ class PeerSession:
                 peer.send(message)
             if count == HANDED_AT_ONCE:
                 peer.flush()
+        if self._owes_confirmation and not waiting and peer is not None:
+            self._owes_confirmation = False
+            peer.send(Received(self._counter.report()))
 
     def _give_up(self) -> None:
         self.can_resume = False
@@ -148,9 +152,14 @@ class PeerSession:
             self.confirm()
 
     def confirm(self) -> None:
-        """Send the number of messages that may be confirmed, if it has changed."""
+        """Send the number of messages that may be confirmed, if it has changed.
+
+        A confirmation never overtakes what the confirmed messages have caused: the peer keeps them
+        until it knows that, and can tell it to another master.
+        """
         if self._confirmable > self._counter.reported and self.peer is not None:
-            self.peer.send(Received(self._counter.report(self._confirmable)))
+            if not self._waiting:
+                self.peer.send(Received(self._counter.report(self._confirmable)))
 
     def take_confirmation(self, count: int) -> bool:
         """Drop the messages that the peer has confirmed; False if `count` is impossible."""
@@ -163,10 +172,16 @@ class PeerSession:
         self._sent.clear()
         self.hand_on()
 
-    def resume(self, peer: Peer) -> None:
-        """Resume over a new connection: confirm received messages, resend unconfirmed ones."""
+    def resume(self, peer: Peer, *, confirms_last: bool = False) -> None:
+        """Resume over a new connection: confirm received messages, resend unconfirmed ones.
+
+        `confirms_last`: in the other order, for a peer that sends nothing before the confirmation,
+        and must not forget its messages before it has their consequences.
+        """
         self.peer = peer
-        peer.send(Received(self._counter.report()))
+        self._owes_confirmation = confirms_last
+        if not confirms_last:
+            peer.send(Received(self._counter.report()))
         self._waiting.extendleft(reversed(self._sent))
         for message in self._sent:
             if isinstance(message, JobPrinted | TaskPrinted):

@@ -10,7 +10,7 @@ from ciel.core.events import Answer, JobPrinted, Message, Received
 from ciel.core.ids import JobId, TaskId
 from ciel.net import sessions
 from ciel.net.control import ControlPeer
-from ciel.net.sessions import CONFIRM_EVERY, PeerSession
+from ciel.net.sessions import CONFIRM_EVERY, HANDED_AT_ONCE, PeerSession
 
 
 class Peer:
@@ -74,6 +74,36 @@ def test_received_messages_are_confirmed_at_intervals_and_on_request() -> None:
     session.count(1)
     session.confirm()
     assert peer.sent[1:] == [Received(CONFIRM_EVERY + 1)]
+
+
+def test_a_confirmation_does_not_overtake_what_the_confirmed_messages_caused() -> None:
+    session, peer = opened()
+    peer.room = 1
+    for message in answers(1, 2):
+        session.send(message)
+    session.count(CONFIRM_EVERY)
+    session.confirm()
+    assert peer.sent == answers(1)
+    peer.room = 3
+    session.hand_on()
+    session.confirm()
+    assert peer.sent == [*answers(1, 2), Received(CONFIRM_EVERY)]
+
+
+def test_a_session_that_confirms_last_first_sends_all_messages_again() -> None:
+    session, _ = opened()
+    waiting = answers(*range(HANDED_AT_ONCE + 1))
+    for message in waiting:
+        session.send(message)
+    session.count(7)
+    peer = Peer()
+    peer.room = 1
+    session.resume(cast(ControlPeer, peer), confirms_last=True)
+    session.confirm()
+    assert peer.sent == waiting[:HANDED_AT_ONCE]
+    peer.room = 9999
+    session.hand_on()
+    assert peer.sent == [*waiting, Received(7)]
 
 
 @pytest.mark.parametrize("count", [-1, 1, 4])

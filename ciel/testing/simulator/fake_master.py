@@ -340,7 +340,8 @@ class FakeMaster(Process):
             if session.may_be_unknown:
                 session.begin_again(cast(Peer, line))
             else:
-                session.resume(cast(Peer, line))
+                is_worker = (True, session.token) in self._sessions
+                session.resume(cast(Peer, line), confirms_last=is_worker)
 
         self._returning[session.token] = line
         self._call_when_durable(go_on)
@@ -403,7 +404,8 @@ class FakeMaster(Process):
     def _beat(self) -> None:
         awaited = dict(self.machine.membership.awaited)
         self._change_workers(self.machine.check_timeouts)
-        for worker_id in awaited.keys() - self.machine.membership.awaited.keys():
+        gone = awaited.keys() - self.machine.membership.awaited.keys()
+        for worker_id in gone - self.machine.workers.keys():  # the others only list their objects
             self._witness.worker_lost(worker_id, awaited[worker_id])
         self._maintain_sessions()
         for worker_id, worker in self.machine.workers.items():

@@ -127,7 +127,8 @@ class SessionClient(FakeClient):
         session = self._session
         if connection is not self._connection or session is None:
             return
-        self._reached_master()
+        if not isinstance(message, StartOver | Heartbeat):  # else it may not know the client's job
+            self._reached_master()
         self._met = max(self._met, connection.master)
         self._heard_at_s = self._world.timeline.now_s
         if isinstance(message, Received):

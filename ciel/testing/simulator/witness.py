@@ -230,6 +230,8 @@ class Witness:
             if wrong := adopted - set(message.attempts) - self.given[worker_id]:
                 raise Violation(worker_id, f"the master took {wrong} for its attempts")
             self.given[worker_id] |= adopted
+            # The report of a first attempt counts again if its result is gone and needed.
+            self._counted -= {(task, a, worker_id) for task, a in adopted if a == 0}
             return
         if not isinstance(message, TaskReported | InputsLost):
             return

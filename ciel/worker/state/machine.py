@@ -161,6 +161,7 @@ class WorkerMachine:
         self._growing: dict[ObjectId, None] = {}  # incomplete objects that may be read
         self._fixed: dict[ObjectId, None] = {}  # of waiting processes
         self._recent: Recent[ObjectId, Value] = Recent()  # small results
+        self._cancelled_late: Recent[Key, None] = Recent()  # attempts that had ended before
         self._local_starts = LocalStarts(frozenset(starts_locally))
         self.uploads = Uploads()
         self._entrusted: set[ObjectId] = set()  # copied by order of the master
@@ -349,7 +350,7 @@ class WorkerMachine:
         keys = [key for key in known if key not in spawned]
         kept = self._attempts.values()
         cancelled = [a.key for a in kept if a.ending is not None and _is_cancelled(a.ending)]
-        cancelled += [key for key, m in ends.items() if _is_cancelled(getattr(m, "fault", None))]
+        cancelled += [key for key, m in ends.items() if self._was_cancelled(key, m)]
         opened = {ref.id for m in pending if isinstance(m, StreamsOpened) for ref in m.refs}
         streams: list[FromWorker] = []
         for attempt in kept:
@@ -370,7 +371,16 @@ class WorkerMachine:
         if not isinstance(message, SpawnTask) or not message.started:
             return message
         key = (message.spec.id, 0)
-        return message._replace(started=key in self._attempts or key in ends)
+        has_end = key in ends and key not in self._cancelled_late
+        return message._replace(started=key in self._attempts or has_end)
+
+    def _was_cancelled(self, key: Key, end: TaskReported | InputsLost) -> bool:
+        """Whether the earlier master has cancelled an attempt, before or after its end.
+
+        After the end it has ignored what the attempt had reported, or some of it: the next master
+        must not continue this attempt.
+        """
+        return _is_cancelled(getattr(end, "fault", None)) or key in self._cancelled_late
 
     def _is_still_true(self, message: Message) -> bool:
         """Whether a message is to be sent again to a master that has restarted.
@@ -536,8 +546,9 @@ class WorkerMachine:
     def cancel(self, key: Key, fault: TaskFault, now_s: float) -> None:
         """End an attempt in any phase; report it as failed with `fault`."""
         attempt = self._attempts.get(key)
-        if attempt is None:
-            return  # its report crossed the cancellation
+        if attempt is None:  # its report crossed the cancellation
+            self._cancelled_late.put(key, None)
+            return
         if attempt.phase is Phase.RUNNING:
             self._kill(attempt, fault, now_s)
         elif attempt.phase is not Phase.ENDING:

@@ -8,6 +8,7 @@ from ciel.core.events import (
     KILL_GRACE_S,
     AssignTask,
     AttemptsKept,
+    CancelTask,
     CompareObjects,
     ContentDiffers,
     DropObjects,
@@ -599,6 +600,18 @@ def test_a_restarted_master_does_not_adopt_what_the_earlier_one_cancelled(played
     played.comes(end)
     kept = AttemptsKept(((A.id, 1),), (), (A.id,))
     assert played.machine.master_restarted([end]) == [kept, end]
+
+
+def test_a_restarted_master_does_not_adopt_what_was_cancelled_after_its_end(played: Played) -> None:
+    """The earlier master has ignored what the attempt reported: SpawnTask, for instance."""
+    child = a_task("c", parent=A, ordinal=0)
+    end = report(child)._replace(attempt=0)
+    played.run(A)
+    played.machine.master_message(CancelTask(child.id, 0), played.now_s)
+    started: list[Message] = [SpawnTask(child, (), 1, started=True), end]
+    kept = AttemptsKept(((A.id, 1), (child.id, 0)), (), (child.id,))
+    again = [SpawnTask(child, (), 1), end]
+    assert played.machine.master_restarted(started) == [kept, *again]
 
 
 def test_an_attempt_at_a_task_that_was_spawned_just_before_is_named(played: Played) -> None:
