@@ -560,7 +560,7 @@ class LeaseGranted(NamedTuple):
     """A memory server may act as primary until this time after it asked."""
 
     asked_us: int
-    for_us: int
+    duration_us: int
 
 
 class AllowToken(NamedTuple):

@@ -51,8 +51,8 @@ from ciel.memory.volumes import (
     Expel,
     Hold,
     Holding,
+    Keep,
     Order,
-    Retain,
     Role,
     ServerId,
     VolumeError,
@@ -339,7 +339,7 @@ class MemoryServers:
             case Hold(server, number, holdings):
                 roles = tuple([self._role(held) for held in holdings])
                 self._send(peer, server, TakeRoles(number, roles))
-            case Retain(server, extents):
+            case Keep(server, extents):
                 self._send(peer, server, KeepExtents(extents))
             case Dismiss(server):
                 self._send(peer, server, DismissServer())

@@ -41,7 +41,7 @@ def server_row(server: Server, figures: Figures) -> dict[str, Any]:
 def server_facts(server: Server) -> dict[str, Any]:
     """Return a row of `ciel memory list`."""
     return {
-        "server": server.id, "address": server.address, "is_here": server.is_here,
+        "server": server.id, "address": server.address, "is_connected": server.is_connected,
         "is_draining": server.is_draining, "offered_bytes": server.extents_max * EXTENT_BYTES,
         "reserved_bytes": len(server.held) * EXTENT_BYTES,
     }  # fmt: skip
@@ -59,7 +59,7 @@ def summary(volumes: Volumes) -> dict[str, int]:
     """Return the numbers that `ciel status` shows; none without memory servers and volumes."""
     if not volumes.servers and not volumes.volumes:
         return {}
-    servers = [server for server in volumes.servers.values() if server.is_here]
+    servers = [server for server in volumes.servers.values() if server.is_connected]
     rows = [volume_row(volume) for volume in volumes.volumes.values()]
     return {
         "servers": len(servers),
@@ -78,7 +78,7 @@ def families(volumes: Volumes, reports: Mapping[ServerId, Figures]) -> list[Fami
 
 
 def _of_servers(volumes: Volumes, reports: Mapping[ServerId, Figures]) -> list[Family]:
-    servers = [server for server in volumes.servers.values() if server.is_here]
+    servers = [server for server in volumes.servers.values() if server.is_connected]
     offered = [({"server": s.id}, s.extents_max * EXTENT_BYTES) for s in servers]
     reserved = [({"server": s.id}, len(s.held) * EXTENT_BYTES) for s in servers]
 

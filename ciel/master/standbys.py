@@ -24,14 +24,14 @@ from ciel.master.memory import MemoryServers
 from ciel.master.service import MasterService
 from ciel.master.succession.candidacy import VoterAnswer
 from ciel.master.succession.feed import Feed
-from ciel.master.succession.tenure import (
+from ciel.master.succession.leadership import (
     BEAT_INTERVAL_S,
     SILENT_MAX_S,
     AnnounceMasters,
+    Leadership,
     NameSuccession,
     Order,
     RunAgain,
-    Tenure,
 )
 from ciel.master.voters import Voters
 from ciel.memory.volumes import LEASE_S
@@ -94,13 +94,13 @@ class Follower:
 
 
 class Standbys:
-    """Owns the connections of a master's standbys, and carries out what its `Tenure` decides."""
+    """Owns the connections of a master's standbys; carries out what its `Leadership` decides."""
 
     def __init__(
         self,
         reactor: Any,
         journal: FileJournal,
-        tenure: Tenure,
+        leadership: Leadership,
         service: MasterService,
         voters: Voters,
     ) -> None:
@@ -109,7 +109,7 @@ class Standbys:
         self.on_challenged: Callable[[Ballot], object] = lambda promised: None
         """Called when a worker obeys another master."""
         self._journal = journal
-        self._tenure = tenure
+        self._leadership = leadership
         self._service = service
         self._voters = voters
         self._followers: dict[ControlPeer, Follower] = {}
@@ -119,7 +119,7 @@ class Standbys:
         journal.followers.append(self._appended)
 
     def close(self) -> None:
-        self._tenure.end()
+        self._leadership.end()
         if self._timer.running:
             self._timer.stop()
         for follower in self._followers.values():
@@ -129,7 +129,7 @@ class Standbys:
     def status(self) -> list[dict[str, Any]]:
         """Describe the standbys for people."""
         return [
-            {"url": follower.url, "can_take_over": self._tenure.can_take_over(follower.url)}
+            {"url": follower.url, "can_take_over": self._leadership.can_take_over(follower.url)}
             for follower in self._followers.values()
         ]
 
@@ -146,7 +146,7 @@ class Standbys:
             self._remove(other)
         log.info("standby {url} copies the journal", url=url)
         follower = self._followers[peer] = Follower(peer, url)
-        self._tenure.copy_begins()
+        self._leadership.copy_begins()
         self._journal.begin_file(partial(self._begun, follower))
 
     def _begun(self, follower: Follower, number: int, last: int) -> None:
@@ -168,7 +168,7 @@ class Standbys:
         for message in messages if follower is not None else ():
             assert isinstance(message, JournalStored)
             assert follower is not None
-            self._tenure.standby_stored(follower.url, message.number)
+            self._leadership.standby_stored(follower.url, message.number)
         self._step()
 
     def peer_drained(self, peer: ControlPeer) -> None:
@@ -185,7 +185,7 @@ class Standbys:
     def _remove(self, follower: Follower) -> None:
         follower.close()
         del self._followers[follower.peer]
-        self._tenure.standby_lost(follower.url)
+        self._leadership.standby_lost(follower.url)
 
     def _appended(self, number: int, frames: bytes) -> None:
         for follower in list(self._followers.values()):
@@ -205,19 +205,19 @@ class Standbys:
         except DecodeError as error:
             worker.refuse(f"its promise to a master is wrong: {error}")
             return False
-        orders = self._tenure.worker_promised(promised)
+        orders = self._leadership.worker_promised(promised)
         if orders:
             self._carry_out(orders)
         return not orders
 
     def workers_changed(self, workers: Mapping[str, str]) -> None:
         """Note which workers have joined: addresses by identity."""
-        self._tenure.workers_changed(workers)
+        self._leadership.workers_changed(workers)
         self._step()
 
     def journal_durable(self) -> None:
         """Note that appends have become durable at this master."""
-        if self._tenure.awaits_journal:
+        if self._leadership.awaits_journal:
             self._step()
         else:
             self._service.journal_durable()
@@ -228,7 +228,7 @@ class Standbys:
 
     def _step(self) -> None:
         """Carry the succession on, and release what waited for it."""
-        self._carry_out(self._tenure.step())
+        self._carry_out(self._leadership.step())
 
     def _carry_out(self, orders: list[Order]) -> None:
         for order in orders:
@@ -245,16 +245,16 @@ class Standbys:
         self._service.journal_durable()
 
     def _named(self, order: NameSuccession, answer: VoterAnswer) -> None:
-        self._carry_out(self._tenure.voter_answered(order, answer))
+        self._carry_out(self._leadership.voter_answered(order, answer))
 
     def _beat(self) -> None:
         """Let all peers hear from this master, and look for silent standbys."""
         for follower in list(self._followers.values()):
             follower.peer.send(Heartbeat())
-            if self._tenure.is_gone(follower.url, follower.peer.silent_s):
+            if self._leadership.is_gone(follower.url, follower.peer.silent_s):
                 follower.peer.refuse("it was silent for too long")
                 self._remove(follower)
-        if self._tenure.must_beat:
+        if self._leadership.must_beat:
             self._service.beat()
         self._step()
 

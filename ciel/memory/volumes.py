@@ -95,7 +95,7 @@ class Hold(NamedTuple):
     holdings: tuple[Holding, ...]
 
 
-class Retain(NamedTuple):
+class Keep(NamedTuple):
     """A server that has joined may keep these extents, and no others."""
 
     server: ServerId
@@ -114,7 +114,7 @@ class Expel(NamedTuple):
     server: ServerId
 
 
-Order = Connect | Hold | Retain | Dismiss | Expel
+Order = Connect | Hold | Keep | Dismiss | Expel
 
 
 class Place(NamedTuple):
@@ -138,7 +138,7 @@ class Server:
         self.address = address
         self.extents_max = extents_max
         self.held: set[ExtentKey] = set()  # and extents that it has to forget
-        self.is_here = True
+        self.is_connected = True
         self.is_draining = False
         self.surplus: set[ExtentKey] = set()  # of `held`: more than it offers, so others get them
         self.is_urgent = False  # it gives copies up for which no other server has room
@@ -250,7 +250,7 @@ class Volumes:
         volumes._next_volume = table.last_volume + 1
         for seen in table.servers.values():
             server = Server(seen.server, seen.number, seen.address, seen.extents)
-            server.is_here, server.is_draining = False, seen.is_draining
+            server.is_connected, server.is_draining = False, seen.is_draining
             volumes.servers[server.id], volumes._seen[server.id] = server, seen
         volumes._awaited = set(volumes.servers)
         for created in table.volumes.values():
@@ -334,9 +334,9 @@ class Volumes:
             if number is None:
                 raise VolumeError(f"at most {SERVERS_MAX} memory servers can join")
             server = self.servers[server_id] = Server(server_id, number, address, extents_max)
-        server.address, server.is_here = address, True
+        server.address, server.is_connected = address, True
         server.lease_until_s = now_s + LEASE_S
-        self._orders.append(Retain(server_id, tuple(sorted(server.held))))
+        self._orders.append(Keep(server_id, tuple(sorted(server.held))))
         self._awaited.discard(server_id)
         if not self._awaited:
             self._end_fence(now_s)
@@ -385,13 +385,13 @@ class Volumes:
         another one has all its pages.
         """
         server = self.servers.get(server_id)
-        if server is None or not server.is_here:
+        if server is None or not server.is_connected:
             return
         server.extents_max, server.is_urgent = extents_max, is_urgent
         self._see(server)
         server.surplus = self._surplus(server)
         self._short |= dict.fromkeys(self._extent(key) for key in server.surplus)
-        self._has_room()
+        self._try_crowded_again()
         self._repair(now_s)
 
     def _surplus(self, server: Server) -> set[ExtentKey]:
@@ -420,22 +420,22 @@ class Volumes:
         The server counts from the moment at which it asked, so its lease ends first there.
         """
         server = self.servers.get(server_id)
-        if server is not None and server.is_here:
+        if server is not None and server.is_connected:
             server.lease_until_s = now_s + LEASE_S
 
     def gone(self, server_id: ServerId, now_s: float) -> None:
         """Note that a server has left, died, or was silent for longer than its lease."""
         server = self.servers.get(server_id)
-        if server is None or not server.is_here:
+        if server is None or not server.is_connected:
             return
-        server.is_here = False
+        server.is_connected = False
         self._links = {link for link in self._links if server_id not in link}
         self._told = {key: told for key, told in self._told.items() if key[0] != server_id}
         self._holdings.pop(server_id, None)
         for key in sorted(server.held):
             extent = self._extent(key)
             if server_id in extent.leaving:
-                self._has_left(extent, server)
+                self._note_left(extent, server)
             if server_id in extent.holders or server_id in extent.waits:
                 self._decide(extent, now_s)
         self._forget_if_empty(server)
@@ -443,7 +443,7 @@ class Volumes:
 
     def _forget_if_empty(self, server: Server) -> None:
         """Forget a server that has left, and has no pages."""
-        if not server.held and not server.is_here and server.id not in self._awaited:
+        if not server.held and not server.is_connected and server.id not in self._awaited:
             del self.servers[server.id]
             if self._seen.pop(server.id, None) is not None:
                 self._records.append(MemoryServerLeft(server.number))
@@ -451,7 +451,7 @@ class Volumes:
     def drain(self, server_id: ServerId, now_s: float) -> None:
         """Move everything away from a server; then dismiss it. Raises VolumeError."""
         server = self.servers.get(server_id)
-        if server is None or not server.is_here:
+        if server is None or not server.is_connected:
             raise VolumeError(f"there is no memory server {server_id}")
         server.is_draining = True
         self._see(server)
@@ -507,14 +507,14 @@ class Volumes:
             for server in self.servers.values():
                 if extent.key in server.held:
                     server.forget(extent.key)
-                    if server.is_here:  # else `Retain` names the rest when it returns
+                    if server.is_connected:  # else `Keep` names the rest when it returns
                         self._hold(server.id, Holding(*extent.key, extent.epoch, Role.NONE))
         for server in list(self.servers.values()):
             self._forget_if_empty(server)
-        self._has_room()
+        self._try_crowded_again()
         del self._by_number[volume.number]
         for server in self.servers.values():
-            if server.is_draining and server.is_here and not server.held:
+            if server.is_draining and server.is_connected and not server.held:
                 self._orders.append(Dismiss(server.id))
 
     def named(self, name: str) -> Volume:
@@ -545,7 +545,7 @@ class Volumes:
         """A server has carried out an order to hold."""
         for extent, epoch, role in self._told.pop((server_id, number), ()):
             if role is Role.NONE and server_id in extent.leaving:
-                self._has_left(extent, self.servers[server_id])
+                self._note_left(extent, self.servers[server_id])
             if role is Role.NONE and server_id == extent.serving:
                 extent.serving = None
             if extent.epoch == epoch and server_id in extent.waits:  # else it is superseded
@@ -586,7 +586,7 @@ class Volumes:
 
     def due_s(self) -> float | None:
         """Return when `tick` has to be called next."""
-        times = [server.lease_until_s for server in self.servers.values() if server.is_here]
+        times = [server.lease_until_s for server in self.servers.values() if server.is_connected]
         times += [extent.fenced_until_s for extent in self._fencing]
         times += [self._return_until_s] if self._awaited else []
         return min(times, default=None)
@@ -594,7 +594,7 @@ class Volumes:
     def tick(self, now_s: float) -> None:
         """Continue decisions that waited for the end of a lease; a server without one has gone."""
         for server in list(self.servers.values()):
-            if server.is_here and server.lease_until_s < now_s:
+            if server.is_connected and server.lease_until_s < now_s:
                 self._orders.append(Expel(server.id))
                 self.gone(server.id, now_s)
         for extent in [e for e in self._fencing if e.fenced_until_s <= now_s]:
@@ -624,8 +624,8 @@ class Volumes:
             if self._awaited & extent.in_sync:
                 return
             untold = set(extent.in_sync)  # an order of the earlier owner may not have left
-        here = [s for s in sorted(extent.in_sync) if self._is_here(s) and not extent.is_lost]
-        for server_id in [s for s in sorted(extent.joining) if not self._is_here(s)]:
+        here = [s for s in sorted(extent.in_sync) if self._is_connected(s) and not extent.is_lost]
+        for server_id in [s for s in sorted(extent.joining) if not self._is_connected(s)]:
             self._without(extent, server_id)
         if not here:
             extent.epoch += 1
@@ -649,7 +649,7 @@ class Volumes:
         others = extent.in_sync - {extent.primary}
         extent.in_sync = {extent.primary}
         for server_id in sorted(others):
-            if self._is_here(server_id):
+            if self._is_connected(server_id):
                 extent.joining.add(server_id)
             else:
                 self.servers[server_id].forget(extent.key)
@@ -665,21 +665,21 @@ class Volumes:
             self._syncing.discard(extent)
         self._short[extent] = None
         server = self.servers[server_id]
-        if server.is_here:
+        if server.is_connected:
             extent.leaving.add(server_id)
             self._hold(server_id, Holding(*extent.key, extent.epoch + 1, Role.NONE))
-        else:  # when it returns, `Retain` names the rest
+        else:  # when it returns, `Keep` names the rest
             server.forget(extent.key)
 
-    def _has_left(self, extent: Extent, server: Server) -> None:
+    def _note_left(self, extent: Extent, server: Server) -> None:
         extent.leaving.discard(server.id)
         if server.id not in extent.holders:
             server.forget(extent.key)
-            self._has_room()
-        if server.is_draining and not server.held and server.is_here:
+            self._try_crowded_again()
+        if server.is_draining and not server.held and server.is_connected:
             self._orders.append(Dismiss(server.id))
 
-    def _has_room(self) -> None:
+    def _try_crowded_again(self) -> None:
         """A server may have room now."""
         self._short |= self._crowded
         self._crowded.clear()
@@ -706,7 +706,7 @@ class Volumes:
         server = None if earlier is None else self.servers.get(earlier)
         if earlier is None:  # nobody, or a server that has its role from the earlier owner
             extent.fenced_until_s = min(extent.fenced_until_s, self._fenced_until_s)
-        elif server is not None and server.is_here:
+        elif server is not None and server.is_connected:
             self._hold(earlier, Holding(*extent.key, extent.epoch, Role.NONE))
             extent.waits.add(earlier)
             extent.leaving.add(earlier)
@@ -794,12 +794,12 @@ class Volumes:
         server = self.servers[server_id]
         return server.is_draining or server.free < 0, -server.free
 
-    def _is_here(self, server_id: ServerId) -> bool:
+    def _is_connected(self, server_id: ServerId) -> bool:
         server = self.servers.get(server_id)
-        return server is not None and server.is_here
+        return server is not None and server.is_connected
 
     def _usable(self) -> Iterator[Server]:
-        return (s for s in self.servers.values() if s.is_here and not s.is_draining)
+        return (s for s in self.servers.values() if s.is_connected and not s.is_draining)
 
     def _no_room(self, extents: int, replicas: int) -> str:
         free = sum(max(server.free, 0) for server in self._usable())

@@ -15,9 +15,9 @@ from ciel.memory.volumes import (
     ExtentKey,
     Hold,
     Holding,
+    Keep,
     Order,
     Place,
-    Retain,
     Role,
     VolumeError,
     Volumes,
@@ -58,12 +58,15 @@ class Owner:
             self.records += self.volumes.take_records()
             self.orders += orders
             for order in orders:
-                if isinstance(order, Retain):
+                if isinstance(order, Keep):
                     offered = self.offered[order.server]
                     self.offered[order.server] = {
                         key: epoch for key, epoch in offered.items() if key in order.extents
                     }
-                if not isinstance(order, Hold) or not self.volumes.servers[order.server].is_here:
+                if (
+                    not isinstance(order, Hold)
+                    or not self.volumes.servers[order.server].is_connected
+                ):
                     continue
                 for held in order.holdings:
                     has = self.offered[order.server]
@@ -213,7 +216,7 @@ def test_an_extent_without_servers_waits_for_one_of_its_own() -> None:
     assert owner.place() == Place(2, "", f"memory server {server} is gone, which has its pages")
     owner.joins(server)
     assert owner.place().address == f"{server}:1"
-    assert Retain(server, ((1, 0),)) in owner.orders
+    assert Keep(server, ((1, 0),)) in owner.orders
 
 
 def test_a_server_that_is_not_needed_any_more_keeps_nothing_when_it_returns() -> None:
@@ -222,7 +225,7 @@ def test_a_server_that_is_not_needed_any_more_keeps_nothing_when_it_returns() ->
     backup = next(s for s in owner.holders()[0] if s != owner.place().address[0])
     owner.goes(backup)
     owner.joins(backup)
-    assert owner.orders[-1] == Retain(backup, ())
+    assert owner.orders[-1] == Keep(backup, ())
 
 
 def test_a_draining_server_is_dismissed_when_others_have_its_pages() -> None:
@@ -409,7 +412,7 @@ def test_a_server_that_returns_too_late_keeps_nothing() -> None:
     owner.restarts(here, *{"a", "b", "c"} - {here, away})
     owner.passes(RETURN_S + 1.0)
     owner.joins(away)
-    assert Retain(away, ()) in owner.orders
+    assert Keep(away, ()) in owner.orders
 
 
 def test_no_server_is_primary_while_it_could_have_a_lease_of_the_earlier_owner() -> None:
@@ -450,7 +453,7 @@ def test_a_copy_that_was_not_complete_begins_again_after_a_restart() -> None:
     owner.carries_out(syncs=False)
     assert (1, 0) in owner.offered[third]
     owner.restarts(primary, third)
-    assert Retain(third, ()) in owner.orders
+    assert Keep(third, ()) in owner.orders
     assert owner.offered[third] == {}
     owner.passes(RETURN_S + 1.0)
     assert owner.holders() == [sorted([primary, third])]

@@ -46,8 +46,8 @@ from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.restoring import RETURN_S, Restoration
 from ciel.master.succession.candidacy import contested
-from ciel.master.succession.reign import Reign
-from ciel.master.succession.tenure import FollowedJournal, Tenure
+from ciel.master.succession.commits import Commits
+from ciel.master.succession.leadership import FollowedJournal, Leadership
 from ciel.master.voters import Voters
 from ciel.memory.volumes import LEASE_S
 from ciel.net.control import ControlPeer, Owner
@@ -239,11 +239,11 @@ class Master:
             "version": ciel.__version__, "cluster_id": cluster_id, "url": url, "epoch": epoch
         }  # fmt: skip
         machine, file_journal = restored.machine, restored.journal
-        reign = Reign(url, epoch, before)
+        commits = Commits(url, epoch, before)
         journal: Journal = NullJournal()
         if file_journal is not None:
             file_journal.append([MasterStarted(epoch, ciel.__version__)])
-            journal = FollowedJournal(file_journal, reign)
+            journal = FollowedJournal(file_journal, commits)
         service = self._service = MasterService(
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
@@ -254,8 +254,8 @@ class Master:
             file_journal.on_durable = service.journal_durable
             file_journal.on_failed = self.fail
             self._compact(file_journal)
-            tenure = Tenure(reign, file_journal, is_recorded=bool(before))
-            owner = self._serve_standbys(key, file_journal, tenure, service, memory)
+            leadership = Leadership(commits, file_journal, is_recorded=bool(before))
+            owner = self._serve_standbys(key, file_journal, leadership, service, memory)
 
         def build() -> ControlPeer:
             session = Session.acceptor(
@@ -308,17 +308,17 @@ class Master:
         self._closers.append(compactor.close)
 
     def _serve_standbys(
-        self, key: Key, journal: FileJournal, tenure: Tenure, service: MasterService,
+        self, key: Key, journal: FileJournal, leadership: Leadership, service: MasterService,
         memory: MemoryServers,
     ) -> Owner:  # fmt: skip
         """Let standbys follow the journal; return the owner of all connections."""
         if self._options.embedded:
             return ByRole(service, memory, None)
         voters = Voters(self._reactor, key)
-        standbys = Standbys(self._reactor, journal, tenure, service, voters)
+        standbys = Standbys(self._reactor, journal, leadership, service, voters)
         journal.on_durable = standbys.journal_durable
         standbys.on_urls = partial(self._name_masters, service, memory)
-        memory.may_lease = lambda: tenure.reign.is_followed
+        memory.may_lease = lambda: leadership.commits.is_followed
         standbys.on_challenged = self._challenged
         service.on_workers_changed = lambda: standbys.workers_changed(service.voters())
         self._closers.append(standbys.close)

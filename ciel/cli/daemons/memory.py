@@ -253,8 +253,8 @@ class MemoryServer:
     def peer_said(self, peer: Peer, messages: list[Message]) -> None:
         for message in messages:
             match message:
-                case LeaseGranted(asked_us, for_us) if self._pages is not None:
-                    self._pages.lease((asked_us + for_us) / 1e6)
+                case LeaseGranted(asked_us, duration_us) if self._pages is not None:
+                    self._pages.lease((asked_us + duration_us) / 1e6)
                 case AllowToken(token) if self._pages is not None:
                     self._allow(self._pages, token)
                 case MastersNamed(urls):

@@ -22,7 +22,7 @@ def check_memory(
 
     `connect`: connects to an address, or raises OSError.
     """
-    servers = [row for row in found["servers"] if row["is_here"]]
+    servers = [row for row in found["servers"] if row["is_connected"]]
     if not servers and not found["volumes"]:
         return []
     faults = [

@@ -28,8 +28,8 @@ from ciel.memory.volumes import (
     ExtentKey,
     Hold,
     Holding,
+    Keep,
     Order,
-    Retain,
     Role,
     Volumes,
 )
@@ -131,7 +131,7 @@ class Server:
 
     def ordered(self, order: Order) -> None:
         match order:
-            case Retain(extents=extents):
+            case Keep(extents=extents):
                 for key in set(self.held) - set(extents):
                     self._drop(key)
             case Connect(peer=peer):
@@ -443,7 +443,7 @@ class World:
 
     def _knows(self, server: Server) -> bool:
         known = self.volumes.servers.get(server.name)
-        return known is not None and known.is_here
+        return known is not None and known.is_connected
 
     def _to_joined(self, server: Server, method: str, *arguments: Any) -> None:
         session = server.session
@@ -631,7 +631,7 @@ class World:
                         found.append(f"{each} does not hold {extent.key}")
         for server in self.volumes.servers.values():
             kept = [k for k in server.held if server.id in self.volumes._extent(k).holders]
-            is_over = server.is_here and len(kept) - len(server.surplus) > server.extents_max
+            is_over = server.is_connected and len(kept) - len(server.surplus) > server.extents_max
             if is_over or len(server.held) > OFFER:
                 found.append(f"{server.id} holds more than it offers")
         return [*found, *self._not_recorded()]
@@ -744,7 +744,7 @@ class World:
 
     def _check_end(self) -> None:
         """After the last fault, everything is available and has all its copies again."""
-        usable = [s for s in self.volumes.servers.values() if s.is_here and not s.is_draining]
+        usable = [s for s in self.volumes.servers.values() if s.is_connected and not s.is_draining]
         for name, volume in self.volumes.volumes.items():
             for extent, place in zip(volume.extents, self.volumes.places(name), strict=True):
                 if not place.address:

@@ -111,13 +111,14 @@ def test_a_worker_that_starts_over_again_is_not_lost_meanwhile() -> None:
     assert scene.machine.membership.lost_count == 0
 
 
-def test_a_peer_that_has_answered_resumes_the_new_session() -> None:
+def test_a_worker_that_has_answered_resumes_the_new_session() -> None:
+    """What it lacks comes first: with the confirmation it forgets its own messages."""
     scene = Scene()
     first = scene.connects(Role.WORKER, 300)
     scene.says(first, AttemptsKept((), (), ()))
     scene.service.peer_closed(first, "cut")
     second = scene.connects(Role.WORKER, 1)
-    assert second.counted == [Received, MeetWorkers]
+    assert second.counted == [MeetWorkers, Received]
 
 
 class SlowJournal:

@@ -10,157 +10,157 @@ import pytest
 from ciel.core.masters import NO_BALLOT, Ballot, Succession, promoted_epoch, was_replaced
 from ciel.master.journal import NullJournal
 from ciel.master.succession.candidacy import Round, VoterAnswer, contested, may_follow
-from ciel.master.succession.reign import ALL, Reign
-from ciel.master.succession.tenure import RunAgain, Tenure
+from ciel.master.succession.commits import ALL, Commits
+from ciel.master.succession.leadership import Leadership, RunAgain
 from ciel.worker.state.voter import Promises, Voter
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
 VOTERS = {"w1": "h:1", "w2": "h:2", "w3": "h:3"}
 
 
-def reign_with(*standbys: str, voters: dict[str, str] = VOTERS) -> Reign:
-    """Return the reign of A in epoch 1, with standbys that have stored all records so far."""
-    reign = Reign(A, 1, ())
-    reign.workers_changed(voters)
+def commits_with(*standbys: str, voters: dict[str, str] = VOTERS) -> Commits:
+    """Return the commits of A in epoch 1, with standbys that have stored all records so far."""
+    commits = Commits(A, 1, ())
+    commits.workers_changed(voters)
     for url in standbys:
-        reign.standby_stored(url, 10)
-    reign.own_stored(10)
-    while reign.propose() is not None:
-        reign.proposal_appended(10)
-        assert reign.agree()
-    return reign
+        commits.standby_stored(url, 10)
+    commits.own_stored(10)
+    while commits.propose() is not None:
+        commits.proposal_appended(10)
+        assert commits.agree()
+    return commits
 
 
 # --- the master in office -------------------------------------------------------------------------
 
 
 def test_records_of_a_master_without_standbys_wait_for_nobody() -> None:
-    reign = reign_with()
-    assert reign.limit == ALL
-    assert reign.propose() is None
-    assert reign.voters_to_inform() == {}
+    commits = commits_with()
+    assert commits.limit == ALL
+    assert commits.propose() is None
+    assert commits.voters_to_inform() == {}
 
 
 def test_a_record_counts_when_the_standby_has_stored_it() -> None:
-    reign = reign_with(B)
-    assert reign.agreed.urls == (A, B)
-    assert reign.limit == 10
-    reign.standby_stored(B, 12)
-    assert reign.limit == 12
+    commits = commits_with(B)
+    assert commits.agreed.urls == (A, B)
+    assert commits.limit == 10
+    commits.standby_stored(B, 12)
+    assert commits.limit == 12
 
 
 def test_a_master_is_followed_until_a_standby_that_could_replace_it_is_lost() -> None:
-    reign = reign_with(B, C)
-    assert reign.is_followed
-    reign.standby_lost(B)
-    assert not reign.is_followed
-    assert reign.propose() is not None
-    reign.proposal_appended(11)
-    reign.own_stored(11)
+    commits = commits_with(B, C)
+    assert commits.is_followed
+    commits.standby_lost(B)
+    assert not commits.is_followed
+    assert commits.propose() is not None
+    commits.proposal_appended(11)
+    commits.own_stored(11)
     for voter in ("w1", "w2"):
-        assert not reign.is_followed
-        reign.voter_stored(voter, (1, 2))
-        reign.agree()
-    assert reign.agreed.urls == (A, C)
-    assert reign.is_followed
+        assert not commits.is_followed
+        commits.voter_stored(voter, (1, 2))
+        commits.agree()
+    assert commits.agreed.urls == (A, C)
+    assert commits.is_followed
 
 
 def test_a_new_standby_counts_from_its_proposal() -> None:
-    reign = reign_with()
-    reign.standby_stored(B, 10)
-    assert reign.propose() is not None
-    assert reign.is_followed
-    reign.standby_lost(B)
-    assert not reign.is_followed
+    commits = commits_with()
+    commits.standby_stored(B, 10)
+    assert commits.propose() is not None
+    assert commits.is_followed
+    commits.standby_lost(B)
+    assert not commits.is_followed
 
 
 def test_an_elected_master_is_followed_when_its_own_succession_is_agreed() -> None:
-    reign = Reign(B, 2, [Succession(1, 1, (A, B), VOTERS)])
-    assert not reign.is_followed
+    commits = Commits(B, 2, [Succession(1, 1, (A, B), VOTERS)])
+    assert not commits.is_followed
 
 
 def test_without_the_standby_records_wait_until_a_majority_of_the_workers_agrees() -> None:
-    reign = reign_with(B)
-    reign.standby_lost(B)
-    proposal = reign.propose()
+    commits = commits_with(B)
+    commits.standby_lost(B)
+    proposal = commits.propose()
     assert proposal is not None
     assert proposal.urls == (A,)
-    reign.proposal_appended(11)
-    reign.own_stored(11)
-    assert reign.limit == 0
-    assert set(reign.voters_to_inform()) == set(VOTERS)
-    reign.voter_stored("w1", proposal.version)
-    assert not reign.agree()
-    reign.voter_stored("w2", proposal.version)
-    assert reign.agree()
-    assert reign.limit == ALL
+    commits.proposal_appended(11)
+    commits.own_stored(11)
+    assert commits.limit == 0
+    assert set(commits.voters_to_inform()) == set(VOTERS)
+    commits.voter_stored("w1", proposal.version)
+    assert not commits.agree()
+    commits.voter_stored("w2", proposal.version)
+    assert commits.agree()
+    assert commits.limit == ALL
 
 
 def test_one_of_two_workers_is_no_majority() -> None:
-    reign = reign_with(B, voters={"w1": "h:1", "w2": "h:2"})
-    reign.standby_lost(B)
-    proposal = reign.propose()
+    commits = commits_with(B, voters={"w1": "h:1", "w2": "h:2"})
+    commits.standby_lost(B)
+    proposal = commits.propose()
     assert proposal is not None
-    reign.own_stored(11)
-    reign.voter_stored("w1", proposal.version)
-    assert not reign.agree()
+    commits.own_stored(11)
+    commits.voter_stored("w1", proposal.version)
+    assert not commits.agree()
 
 
 def test_a_standby_joins_only_when_there_are_voters() -> None:
-    reign = reign_with(B, voters={})
-    assert reign.agreed.urls == (A,)
-    reign.workers_changed({"w1": "h:1"})
-    proposal = reign.propose()
+    commits = commits_with(B, voters={})
+    assert commits.agreed.urls == (A,)
+    commits.workers_changed({"w1": "h:1"})
+    proposal = commits.propose()
     assert proposal is not None
     assert proposal.urls == (A, B)
 
 
 def test_the_last_voters_stay_when_all_workers_are_gone() -> None:
-    reign = reign_with(B)
-    reign.workers_changed({})
-    assert reign.propose() is None
-    assert reign.agreed.voters == VOTERS
+    commits = commits_with(B)
+    commits.workers_changed({})
+    assert commits.propose() is None
+    assert commits.agreed.voters == VOTERS
 
 
 def test_an_elected_master_counts_nothing_before_its_first_succession_is_agreed() -> None:
     before = Succession(1, 3, (A, B), VOTERS)
-    reign = Reign(B, 2, (before,))
-    assert reign.limit == 0
-    proposal = reign.propose()
+    commits = Commits(B, 2, (before,))
+    assert commits.limit == 0
+    proposal = commits.propose()
     assert proposal == Succession(2, 0, (B,), VOTERS)
-    reign.proposal_appended(1)
-    reign.own_stored(1)
-    assert not reign.agree()
+    commits.proposal_appended(1)
+    commits.own_stored(1)
+    assert not commits.agree()
     for voter in ("w1", "w3"):
-        reign.voter_stored(voter, proposal.version)
-    assert reign.agree()
-    assert reign.took_office
-    assert reign.limit == ALL
+        commits.voter_stored(voter, proposal.version)
+    assert commits.agree()
+    assert commits.took_office
+    assert commits.limit == ALL
 
 
 def test_a_proposal_that_the_master_could_lose_takes_no_effect() -> None:
     """Otherwise the standby could be elected, and the restarted master would not know of it."""
-    reign = Reign(A, 1, ())
-    reign.workers_changed(VOTERS)
-    reign.standby_stored(B, 7)
-    assert reign.propose() is not None
-    reign.proposal_appended(7)
-    reign.own_stored(6)
-    assert not reign.agree()
-    assert reign.voters_to_inform() == {}
-    reign.own_stored(7)
-    assert set(reign.voters_to_inform()) == set(VOTERS)
-    assert reign.agree()
+    commits = Commits(A, 1, ())
+    commits.workers_changed(VOTERS)
+    commits.standby_stored(B, 7)
+    assert commits.propose() is not None
+    commits.proposal_appended(7)
+    commits.own_stored(6)
+    assert not commits.agree()
+    assert commits.voters_to_inform() == {}
+    commits.own_stored(7)
+    assert set(commits.voters_to_inform()) == set(VOTERS)
+    assert commits.agree()
 
 
 def test_late_answers_about_an_earlier_succession_do_not_count() -> None:
-    reign = reign_with(B)
-    old = reign.agreed.version
-    reign.standby_lost(B)
-    assert reign.propose() is not None
+    commits = commits_with(B)
+    old = commits.agreed.version
+    commits.standby_lost(B)
+    assert commits.propose() is not None
     for voter in VOTERS:
-        reign.voter_stored(voter, old)
-    assert not reign.agree()
+        commits.voter_stored(voter, old)
+    assert not commits.agree()
 
 
 # --- candidates -----------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class Host:
     def __init__(self, url: str) -> None:
         self.url = url
         self.journal: list[tuple[str, object]] = []  # "record" or "succession", and its value
-        self.reign: Reign | None = None
+        self.commits: Commits | None = None
         self.follows: Host | None = None
         self.is_copied = False
         self.pending: list[tuple[int, tuple[str, object]]] = []  # sent by the master, not received
@@ -376,34 +376,34 @@ class World:
         return len(host.journal)
 
     def _serve(self, host: Host, epoch: int, before: Sequence[Succession]) -> None:
-        host.reign = Reign(host.url, epoch, before)
+        host.commits = Commits(host.url, epoch, before)
         host.follows = None
         host.pending.clear()
-        host.reign.workers_changed(VOTERS)
+        host.commits.workers_changed(VOTERS)
         self.step(host)
 
     def step(self, host: Host) -> None:
-        reign = host.reign
-        assert reign is not None
+        commits = host.commits
+        assert commits is not None
         while True:
-            reign.own_stored(len(host.journal))
-            if reign.agree():
-                self._append(host, "agreed", reign.agreed)
+            commits.own_stored(len(host.journal))
+            if commits.agree():
+                self._append(host, "agreed", commits.agreed)
                 records = [value for kind, value in host.journal if kind == "record"]
-                if reign.agreed.number == 0:  # it takes office, and must know what has counted
+                if commits.agreed.number == 0:  # it takes office, and must know what has counted
                     assert records[: len(self.released)] == self.released
-            before = reign.agreed
-            proposal = reign.propose()
+            before = commits.agreed
+            proposal = commits.propose()
             if proposal is None:
                 break
             if not host.latest:
                 self._append(host, "agreed", before)
-            reign.proposal_appended(self._append(host, "proposed", proposal))
+            commits.proposal_appended(self._append(host, "proposed", proposal))
         self._release(host)
 
     def _release(self, host: Host) -> None:
-        assert host.reign is not None
-        counted = host.journal[: min(len(host.journal), host.reign.limit)]
+        assert host.commits is not None
+        counted = host.journal[: min(len(host.journal), host.commits.limit)]
         records = [value for kind, value in counted if kind == "record"]
         common = min(len(records), len(self.released))
         assert records[:common] == self.released[:common], "two masters disagree about the past"
@@ -412,7 +412,7 @@ class World:
     # --- events -----------------------------------------------------------------------------------
 
     def masters(self) -> list[Host]:
-        return [host for host in self.hosts.values() if host.reign is not None]
+        return [host for host in self.hosts.values() if host.commits is not None]
 
     def is_lost(self) -> bool:
         return self.chance.random() < self.loss
@@ -425,24 +425,24 @@ class World:
 
     def name(self) -> None:
         for host in self.masters():
-            reign = host.reign
-            assert reign is not None
-            latest = reign.proposed or reign.agreed
-            for voter in reign.voters_to_inform():
+            commits = host.commits
+            assert commits is not None
+            latest = commits.proposed or commits.agreed
+            for voter in commits.voters_to_inform():
                 if self.is_lost():
                     continue
                 reason = self.voters[voter].name(latest)
                 if not reason and not self.is_lost():
-                    reign.voter_stored(voter, latest.version)
+                    commits.voter_stored(voter, latest.version)
             self.step(host)
 
     def connect(self) -> None:
         standby = self.chance.choice(list(self.hosts.values()))
         masters = [host for host in self.masters() if host is not standby]
-        if standby.reign is None and masters and standby.follows is None:
+        if standby.commits is None and masters and standby.follows is None:
             master = self.chance.choice(masters)
-            assert master.reign is not None
-            if not may_follow(standby.latest, master.reign.epoch):
+            assert master.commits is not None
+            if not may_follow(standby.latest, master.commits.epoch):
                 return
             standby.follows = master
             standby.journal = list(standby.follows.journal)
@@ -452,8 +452,8 @@ class World:
 
     def _confirm(self, standby: Host) -> None:
         master = standby.follows
-        if master is not None and master.reign is not None and not self.is_lost():
-            master.reign.standby_stored(standby.url, len(standby.journal))
+        if master is not None and master.commits is not None and not self.is_lost():
+            master.commits.standby_stored(standby.url, len(standby.journal))
             self.step(master)
 
     def deliver(self) -> None:
@@ -469,8 +469,8 @@ class World:
         if master is not None:
             standby.follows = None
             standby.pending.clear()
-            if master.reign is not None:
-                master.reign.standby_lost(standby.url)
+            if master.commits is not None:
+                master.commits.standby_lost(standby.url)
                 self.step(master)
 
     def crash(self) -> None:
@@ -479,13 +479,13 @@ class World:
             if other.follows is host:
                 other.follows = None
                 other.pending.clear()
-        if host.follows is not None and host.follows.reign is not None:
-            host.follows.reign.standby_lost(host.url)
-        host.follows, host.reign = None, None
+        if host.follows is not None and host.follows.commits is not None:
+            host.follows.commits.standby_lost(host.url)
+        host.follows, host.commits = None, None
 
     def run_for_master(self) -> None:
         host = self.chance.choice(list(self.hosts.values()))
-        if host.reign is not None or not host.latest or host.follows is not None:
+        if host.commits is not None or not host.latest or host.follows is not None:
             return
         latest = host.latest
         seen = max(item.epoch for item in latest)
@@ -541,5 +541,5 @@ def test_no_record_that_counted_is_unknown_to_a_later_master(first: int) -> None
 def test_a_master_runs_again_if_a_joining_worker_does_not_obey_it(
     promised: Ballot, is_obeyed: bool
 ) -> None:
-    tenure = Tenure(Reign(A, 5, ()), NullJournal(), is_recorded=False)
-    assert tenure.worker_promised(promised) == ([] if is_obeyed else [RunAgain(promised)])
+    leadership = Leadership(Commits(A, 5, ()), NullJournal(), is_recorded=False)
+    assert leadership.worker_promised(promised) == ([] if is_obeyed else [RunAgain(promised)])

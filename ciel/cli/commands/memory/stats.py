@@ -73,9 +73,9 @@ def render(found: dict[str, Any], width: int | None = None) -> str:
 
 def state_of_server(row: dict[str, Any]) -> str:
     """Return whether a server serves, for a table."""
-    if not row["is_here"]:
+    if not row["is_connected"]:
         return "gone"
-    return "draining" if row["is_draining"] else "here"
+    return "draining" if row["is_draining"] else "connected"
 
 
 def state_of_volume(row: dict[str, Any]) -> str:

@@ -12,8 +12,8 @@ from ciel.core.masters import Ballot, Succession
 from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine
 from ciel.master.succession.candidacy import contested
-from ciel.master.succession.reign import Reign
-from ciel.master.succession.tenure import FollowedJournal, Tenure
+from ciel.master.succession.commits import Commits
+from ciel.master.succession.leadership import FollowedJournal, Leadership
 from ciel.testing.simulator.disk import FakeDisk, FakeJournal
 from ciel.testing.simulator.fake_master import FakeMaster
 from ciel.testing.simulator.fake_worker import FakeWorker
@@ -155,14 +155,14 @@ class MasterHost:
         for subject, text in invariants.problems(machine):
             if subject not in machine.context.touched:  # else the first tick may end this job
                 raise Violation(subject, f"after the restart, {text}")
-        reign = Reign(self.url, epoch, before)
-        followed = FollowedJournal(journal, reign)
-        tenure = Tenure(reign, journal, is_recorded=bool(before))
+        commits = Commits(self.url, epoch, before)
+        followed = FollowedJournal(journal, commits)
+        leadership = Leadership(commits, journal, is_recorded=bool(before))
         journal.followers.append(ledger.appended)
         journal.append([MasterStarted(epoch, "simulated")])
         master = self.process = FakeMaster(world, machine, journal, followed, ballot)
         self.standbys = FakeStandbys(
-            world, master, journal, followed, tenure, ledger, self._run_again
+            world, master, journal, followed, leadership, ledger, self._run_again
         )
         if is_latest:
             self._serves(master, restored)
@@ -184,7 +184,7 @@ class MasterHost:
         """End the process that runs here."""
         assert self.process is not None
         if self.standbys is not None and self.is_serving:
-            self.standbys.tenure.end()
+            self.standbys.leadership.end()
         self.process.die(silently=silently)
 
 

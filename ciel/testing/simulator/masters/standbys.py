@@ -9,14 +9,14 @@ from ciel.core.events import Heartbeat, JournalCopied, JournalStored, Message
 from ciel.core.masters import Ballot
 from ciel.master.succession.candidacy import VoterAnswer
 from ciel.master.succession.feed import Feed
-from ciel.master.succession.tenure import (
+from ciel.master.succession.leadership import (
     BEAT_INTERVAL_S,
     AnnounceMasters,
     FollowedJournal,
+    Leadership,
     NameSuccession,
     Order,
     RunAgain,
-    Tenure,
 )
 from ciel.testing.simulator.disk import FakeJournal
 from ciel.testing.simulator.fake_master import FakeMaster
@@ -51,12 +51,12 @@ class FakeStandbys:
         master: FakeMaster,
         journal: FakeJournal,
         followed: FollowedJournal,
-        tenure: Tenure,
+        leadership: Leadership,
         ledger: Ledger,
         run_again: Callable[[Ballot], object],
     ) -> None:
         """`run_again` is called when a worker obeys another master."""
-        self.tenure = tenure
+        self.leadership = leadership
         self._world = world
         self._master = master
         self._journal = journal
@@ -92,7 +92,7 @@ class FakeStandbys:
                 return
             follower.heard_at_s = world.timeline.now_s
             if isinstance(message, JournalStored):
-                self.tenure.standby_stored(follower.url, message.number)
+                self.leadership.standby_stored(follower.url, message.number)
                 self._step()
 
         def hear_end() -> None:
@@ -113,7 +113,7 @@ class FakeStandbys:
             before.line.connection.close(MASTER)
             self._remove(before)
         follower = self._followers[url] = FakeFollower(self._world, line, url)
-        self.tenure.copy_begins()
+        self.leadership.copy_begins()
         self._journal.begin_file(
             lambda content, last: self._master._live(self._begun, follower, content, last)
         )
@@ -135,7 +135,7 @@ class FakeStandbys:
     def _remove(self, follower: FakeFollower) -> None:
         follower.is_gone = True
         del self._followers[follower.url]
-        self.tenure.standby_lost(follower.url)
+        self.leadership.standby_lost(follower.url)
 
     def _appended(self, number: int, frames: bytes) -> None:
         for follower in self._followers.values():
@@ -144,23 +144,23 @@ class FakeStandbys:
     # --- the succession ---------------------------------------------------------------------------
 
     def _admits(self, promised: Ballot) -> bool:
-        orders = self.tenure.worker_promised(promised)
+        orders = self.leadership.worker_promised(promised)
         if orders:
             self._carry_out(orders)
         return not orders
 
     def _workers_changed(self) -> None:
-        self.tenure.workers_changed(self._master.voters())
+        self.leadership.workers_changed(self._master.voters())
         self._step()
 
     def _journal_durable(self) -> None:
-        if self.tenure.awaits_journal:
+        if self.leadership.awaits_journal:
             self._step()
         else:
             self._release()
 
     def _step(self) -> None:
-        self._carry_out(self.tenure.step())
+        self._carry_out(self.leadership.step())
 
     def _carry_out(self, orders: list[Order]) -> None:
         if self._master.is_dead:
@@ -178,10 +178,10 @@ class FakeStandbys:
         self._release()
 
     def _named(self, order: NameSuccession, answer: VoterAnswer) -> None:
-        self._carry_out(self.tenure.voter_answered(order, answer))
+        self._carry_out(self.leadership.voter_answered(order, answer))
 
     def _release(self) -> None:
-        if self.tenure.reign.took_office and not self._has_office:
+        if self.leadership.commits.took_office and not self._has_office:
             self._has_office = True
             self._ledger.takes_office()
         if self._has_office:
@@ -192,10 +192,10 @@ class FakeStandbys:
         now_s = self._world.timeline.now_s
         for follower in list(self._followers.values()):
             follower.line.send(Heartbeat())
-            if self.tenure.is_gone(follower.url, now_s - follower.heard_at_s):
+            if self.leadership.is_gone(follower.url, now_s - follower.heard_at_s):
                 follower.line.connection.close(MASTER)
                 self._remove(follower)
-        if self.tenure.must_beat:
+        if self.leadership.must_beat:
             self._master.beat()
         self._step()
         self._master._after(BEAT_INTERVAL_S, self._beat)
@@ -203,5 +203,5 @@ class FakeStandbys:
     @property
     def urls(self) -> tuple[str, ...]:
         """The URLs of the masters that may be elected, as the master has told clients."""
-        reign = self.tenure.reign
-        return tuple(url for url in reign.agreed.urls if self.tenure.can_take_over(url))
+        commits = self.leadership.commits
+        return tuple(url for url in commits.agreed.urls if self.leadership.can_take_over(url))

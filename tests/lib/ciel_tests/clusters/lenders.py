@@ -31,7 +31,7 @@ class Lenders:
         return server
 
     def servers(self) -> dict[str, dict[str, Any]]:
-        return {row["server"]: row for row in self.listed()["servers"] if row["is_here"]}
+        return {row["server"]: row for row in self.listed()["servers"] if row["is_connected"]}
 
     def listed(self) -> Any:
         found = self.ciel("list")

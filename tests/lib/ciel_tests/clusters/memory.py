@@ -11,7 +11,7 @@ import time
 from ciel.memory import page_server, volumes
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES, PageServer, Synced
 from ciel.memory.space import Space
-from ciel.memory.volumes import LEASE_S, Connect, Expel, Hold, Place, Retain, Volumes
+from ciel.memory.volumes import LEASE_S, Connect, Expel, Hold, Keep, Place, Volumes
 
 
 class Node:
@@ -137,7 +137,7 @@ class Nodes:
                     case Hold(number=number, holdings=holdings):
                         node.pages.hold([self._holding(holding) for holding in holdings])
                         self.volumes.told(node.name, number, now_s)
-                    case Expel() | Retain():
+                    case Expel() | Keep():
                         pass
 
     def _connect(self, node: Node, peer: str, now_s: float) -> None:

@@ -13,7 +13,7 @@ from ciel.core.events import Message, SuccessionChanged
 from ciel.core.masters import Ballot, Succession
 from ciel.master.journal import Journal
 from ciel.master.succession.candidacy import VoterAnswer
-from ciel.master.succession.reign import Reign
+from ciel.master.succession.commits import Commits
 
 BEAT_INTERVAL_S: Final = 0.3
 """While a standby follows, every peer hears from the master this often: a master that is silent for
@@ -25,13 +25,13 @@ SILENT_MAX_S: Final = 2.0
 class FollowedJournal:
     """The journal of a master with standbys: an append is durable when all of them have it, too."""
 
-    def __init__(self, journal: Journal, reign: Reign) -> None:
+    def __init__(self, journal: Journal, commits: Commits) -> None:
         self._journal = journal
-        self._reign = reign
+        self._commits = commits
 
     @property
     def durable(self) -> int:
-        return min(self._journal.durable, self._reign.limit)
+        return min(self._journal.durable, self._commits.limit)
 
     def append(self, records: Sequence[Message]) -> int:
         return self._journal.append(records)
@@ -41,7 +41,7 @@ class FollowedJournal:
 
 
 class NameSuccession(NamedTuple):
-    """Have a voter store a succession; report its answer (`Tenure.voter_answered`)."""
+    """Have a voter store a succession; report its answer (`Leadership.voter_answered`)."""
 
     voter: str
     netloc: str
@@ -63,18 +63,18 @@ class RunAgain(NamedTuple):
 Order = NameSuccession | AnnounceMasters | RunAgain
 
 
-class Tenure:
-    """Carries out what a `Reign` decides, from the start of a master to its end."""
+class Leadership:
+    """Carries out what a `Commits` decides, from the start of a master to its end."""
 
-    def __init__(self, reign: Reign, journal: Journal, *, is_recorded: bool) -> None:
+    def __init__(self, commits: Commits, journal: Journal, *, is_recorded: bool) -> None:
         """`journal`: where successions are recorded, without its standbys. `is_recorded`: it has
         the succession in effect.
         """
-        self.reign = reign
+        self.commits = commits
         self._journal = journal
         self._is_recorded = is_recorded
         self._asked: set[str] = set()  # the voters that have not answered yet
-        self._announced: tuple[str, ...] = (reign.url,)
+        self._announced: tuple[str, ...] = (commits.url,)
         self._agreed_at = 0  # the number of the append with the succession in effect
         self._is_over = False
 
@@ -89,16 +89,16 @@ class Tenure:
     @property
     def must_beat(self) -> bool:
         """Whether all peers must hear from this master with each beat."""
-        return len(self.reign.agreed.urls) > 1
+        return len(self.commits.agreed.urls) > 1
 
     @property
     def awaits_journal(self) -> bool:
         """Whether the next step may depend on the durable appends of this master."""
-        return self.reign.proposed is not None
+        return self.commits.proposed is not None
 
     def is_gone(self, url: str, silent_s: float) -> bool:
         """Whether a standby that has been silent for a time counts as lost."""
-        return silent_s >= SILENT_MAX_S and url in self.reign.agreed.urls
+        return silent_s >= SILENT_MAX_S and url in self.commits.agreed.urls
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -106,23 +106,23 @@ class Tenure:
         """Record the succession in effect: a copy then shows that it may be replaced."""
         if not self._is_recorded:
             self._is_recorded = True
-            self._journal.append([SuccessionChanged(self.reign.agreed, True)])
+            self._journal.append([SuccessionChanged(self.commits.agreed, True)])
 
     def standby_stored(self, url: str, number: int) -> None:
         """Note the last append that is durable at a standby."""
-        self.reign.standby_stored(url, number)
+        self.commits.standby_stored(url, number)
 
     def standby_lost(self, url: str) -> None:
         """Note that a standby does not follow any more."""
-        self.reign.standby_lost(url)
+        self.commits.standby_lost(url)
 
     def workers_changed(self, workers: Mapping[str, str]) -> None:
         """Note which workers have joined: addresses by identity."""
-        self.reign.workers_changed(workers)
+        self.commits.workers_changed(workers)
 
     def worker_promised(self, promised: Ballot) -> list[Order]:
         """Note what a worker has promised, which is joining: it may not obey this master."""
-        own = Ballot(self.reign.epoch, self.reign.url)
+        own = Ballot(self.commits.epoch, self.commits.url)
         if self._is_over or promised.epoch < own.epoch or promised == own:
             return []
         return [RunAgain(promised)]
@@ -133,9 +133,9 @@ class Tenure:
         if self._is_over or answer.is_absent:
             return []  # it is asked again with the next step
         if not answer.reason:
-            self.reign.voter_stored(order.voter, order.succession.version)
+            self.commits.voter_stored(order.voter, order.succession.version)
             return self.step()
-        if answer.promised.epoch >= self.reign.epoch:
+        if answer.promised.epoch >= self.commits.epoch:
             return [RunAgain(answer.promised)]
         return []
 
@@ -147,13 +147,13 @@ class Tenure:
             return []
         self._record()
         orders: list[Order] = []
-        reign = self.reign
-        is_known = reign.took_office and reign.limit >= self._agreed_at
-        if reign.agreed.urls != self._announced and is_known:
-            self._announced = reign.agreed.urls  # all standbys know now that they may take over
+        commits = self.commits
+        is_known = commits.took_office and commits.limit >= self._agreed_at
+        if commits.agreed.urls != self._announced and is_known:
+            self._announced = commits.agreed.urls  # all standbys know now that they may take over
             orders.append(AnnounceMasters(self._announced))
-        latest = reign.proposed or reign.agreed
-        for voter, netloc in reign.voters_to_inform().items():
+        latest = commits.proposed or commits.agreed
+        for voter, netloc in commits.voters_to_inform().items():
             if voter not in self._asked:
                 self._asked.add(voter)
                 orders.append(NameSuccession(voter, netloc, latest))
@@ -161,13 +161,13 @@ class Tenure:
 
     def _record(self) -> None:
         """Let a proposal take effect that is agreed, and record the next one."""
-        reign, journal = self.reign, self._journal
+        commits, journal = self.commits, self._journal
         while True:
-            reign.own_stored(journal.durable)
-            if reign.agree():
-                self._agreed_at = journal.append([SuccessionChanged(reign.agreed, True)])
-            proposal = reign.propose()
+            commits.own_stored(journal.durable)
+            if commits.agree():
+                self._agreed_at = journal.append([SuccessionChanged(commits.agreed, True)])
+            proposal = commits.propose()
             if proposal is None:
                 return
             self.copy_begins()
-            reign.proposal_appended(journal.append([SuccessionChanged(proposal, False)]))
+            commits.proposal_appended(journal.append([SuccessionChanged(proposal, False)]))

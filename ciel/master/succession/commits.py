@@ -17,7 +17,7 @@ ALL: Final = 2**63
 """A limit for records that excludes none."""
 
 
-class Reign:
+class Commits:
     """The succession of a serving master, and which of its appended records all standbys have.
 
     A new succession is first *proposed*. It is *agreed*, and takes effect, when all standbys of the
