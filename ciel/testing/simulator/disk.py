@@ -104,6 +104,7 @@ class FakeJournal:
         self._is_writing = False
         self._is_syncing = False
         self._is_closed = False
+        self._compactions = 0  # how many were begun
 
     def append(self, records: Sequence[Message]) -> int:
         """Store records; return the number of this append."""
@@ -150,12 +151,18 @@ class FakeJournal:
         """Continue in a new file soon, let a base replace the files before it, and call `done`.
 
         `base_of` returns the groups of the base, by the groups of these files. `takes_s`: until the
-        base is written.
+        base is written. An earlier compaction, of the standby that became this master, is given up.
         """
+        self._compactions += 1
+        number = self._compactions
 
         def write(content: bytes, _: int) -> None:
-            count = len(self._disk.files) - 1
-            self._world.timeline.after(takes_s, self._adopt_base, count, base_of(content), done)
+            def adopt() -> None:
+                if number == self._compactions:
+                    self._adopt_base(count, base, done)
+
+            count, base = len(self._disk.files) - 1, base_of(content)
+            self._world.timeline.after(takes_s, adopt)
 
         self.begin_file(write)
 

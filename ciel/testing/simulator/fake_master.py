@@ -34,7 +34,7 @@ from ciel.master.state.restoring import Restoration
 from ciel.master.write_ahead import Consequences, WriteAhead
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
-from ciel.testing.simulator.compacting import base_of
+from ciel.testing.simulator.compacting import compact_at_times
 from ciel.testing.simulator.disk import FakeDisk, FakeJournal
 from ciel.testing.simulator.fake_worker import FakeWorker
 from ciel.testing.simulator.invariants import check_master
@@ -91,7 +91,8 @@ class FakeMaster(Process):
         self._ticks = 0
         self._journal_read = 0  # how many records of this tick the witness has seen
         self._after(HEARTBEAT_INTERVAL_S, self._beat)
-        self._compact_later()
+        if journal is not None:
+            compact_at_times(world, self, journal)
 
     # --- life and death ---------------------------------------------------------------------------
 
@@ -416,17 +417,6 @@ class FakeMaster(Process):
         if self._world.options.journal:  # else each look at the end may meet a heartbeat on its way
             interval_s *= self._world.chance.uniform(0.9, 1.1)
         self._after(interval_s, self._beat)
-
-    def _compact_later(self) -> None:
-        interval_s = self._world.options.compaction_interval_s
-        if self._journal is not None and interval_s:
-            self._after(self._world.mean(interval_s), self._compact, self._journal)
-
-    def _compact(self, journal: FakeJournal) -> None:
-        options = self._world.options
-        base = partial(base_of, now_s=self._now_s, compares=not options.lying_share)
-        takes_s = self._world.mean(options.compaction_mean_s)
-        journal.compact(base, takes_s, self._compact_later)
 
     def _show_records(self) -> None:
         """Show the witness the new records of this tick."""

@@ -303,6 +303,8 @@ def _draw_elections(seed: int) -> Options:
         vote_loss_share=chance.choice((0.0, 0.05, 0.3)),
         kill_interval_s=chance.choice((2.0, 8.0, 1e9)),
         faults_end_s=chance.choice((6.0, 12.0)),
+        compaction_interval_s=chance.choice((0.0, 0.0, 0.3, 2.0)),
+        compaction_mean_s=chance.choice((0.01, 1.0)),
     )
 
 

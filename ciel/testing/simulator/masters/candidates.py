@@ -15,6 +15,7 @@ from ciel.master.state.machine import MasterMachine
 from ciel.master.succession.campaign import AskVoters, Campaign, Defeated, Elected, Step
 from ciel.master.succession.candidacy import Round, VoterAnswer
 from ciel.master.succession.copying import AdoptCopy, Copy, Copying, WriteCopy
+from ciel.testing.simulator.compacting import compact_at_times
 from ciel.testing.simulator.disk import FakeDisk, FakeJournal
 from ciel.testing.simulator.fake_worker import FakeWorker
 from ciel.testing.simulator.masters.voters import FakeVoters
@@ -172,6 +173,7 @@ class FakeStandby(Process):
     def _take(self, restored: Restored) -> None:
         self.copying.copy = restored
         restored.journal.on_durable = lambda: self._live(self._confirm)
+        compact_at_times(self._world, self, restored.journal)
 
     # --- the connection ---------------------------------------------------------------------------
 

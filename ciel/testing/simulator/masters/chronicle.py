@@ -7,11 +7,11 @@ records of the earlier ones, and all masters commit the same ones in the same or
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ciel.core.events import MasterStarted, Message, SuccessionChanged
+from ciel.core.events import JournalCompacted, MasterStarted, Message, SuccessionChanged
 from ciel.core.masters import NO_BALLOT, Ballot
-from ciel.journal.groups import decode_records
+from ciel.journal.groups import decode_records, encode_records
 from ciel.testing.simulator.witness import Violation
 
 
@@ -25,12 +25,25 @@ class Chronicle:
         """The master of the latest epoch whose start is committed."""
         self._urls: dict[int, str] = {}  # of masters, by epoch
         self._promised: defaultdict[str, Ballot] = defaultdict(lambda: NO_BALLOT)  # by voter
+        self._compacted: dict[bytes, list[Message]] = {}  # all records, by those of their base
 
     def serves(self, master: Ballot, records: Iterable[Message], appended: int) -> Ledger:
         """Record that a master starts to serve with the records of its journal, of which it has
         appended some as a standby.
         """
         return Ledger(self, master, records, appended)
+
+    def compacted(self, base: Sequence[Message], records: Sequence[Message]) -> None:
+        """Record that a base was made of these records, with or without an earlier base."""
+        as_read = decode_records(encode_records(base))
+        self._compacted[encode_records(as_read)] = self.whole(records)
+
+    def whole(self, records: Sequence[Message]) -> list[Message]:
+        """Return the records of a journal, with those that its base leaves out."""
+        for end, record in enumerate(records, 1):
+            if isinstance(record, JournalCompacted):
+                return [*self._compacted[encode_records(records[:end])], *records[end:]]
+        return [*records]
 
     def takes_epoch(self, master: Ballot) -> None:
         """Record that the start of a master is committed. Before, it has no effect."""

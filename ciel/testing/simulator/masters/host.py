@@ -146,12 +146,13 @@ class MasterHost:
         world, machine, journal = self._world, restored.machine, restored.journal
         assert not restored.restoration.skipped, restored.restoration.skipped[:3]
         ballot = Ballot(epoch, self.url)
+        records = world.chronicle.whole(restored.records)
         is_latest = ballot >= world.chronicle.last  # else a later one was elected meanwhile
         if is_latest:
             self._depose()
-            world.witness.master_restarted(machine, _done_in(restored.records))
+            world.witness.master_restarted(machine, _done_in(records))
         world.note(self.url, f"serves in epoch {epoch} with {len(machine.jobs)} jobs")
-        ledger = world.chronicle.serves(ballot, restored.records, journal.appended)
+        ledger = world.chronicle.serves(ballot, records, journal.appended)
         for subject, text in invariants.problems(machine):
             if subject not in machine.context.touched:  # else the first tick may end this job
                 raise Violation(subject, f"after the restart, {text}")
