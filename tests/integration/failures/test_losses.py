@@ -233,7 +233,7 @@ def test_a_task_that_kills_its_workers_fails_and_is_named_while_others_finish(
     # The master may not know yet which of the tasks here the first worker died of.
     assert (lab.runs / "poison").stat().st_size in (3, 4)
     told = lab.home.run("ciel", "job", "info", "last").stdout
-    assert f"{poison.id} failed (WORKER_FAILED)" in told
+    assert f"output {poison.id} of task poison failed (WORKER_FAILED)" in told
     assert ", 1 failed\n" in told
 
 
