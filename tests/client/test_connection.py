@@ -13,6 +13,7 @@ from ciel import __version__
 from ciel.access.keys import Key, Role
 from ciel.client.connection import Connection, open_connection
 from ciel.client.errors import (
+    AccessRefusedError,
     ClientClosedError,
     ClientError,
     ConnectionLostError,
@@ -306,7 +307,7 @@ def test_a_role_without_its_key_is_refused_before_anything_is_sent(
 ) -> None:
     worker_key = acceptor.key.derive(Role.WORKER)
     assert worker_key is not None
-    with pytest.raises(Exception, match="cannot prove the role submit"):
+    with pytest.raises(AccessRefusedError, match="role worker does not prove the role submit"):
         open_connection(acceptor.address, worker_key, lambda _: None, lambda _: None)
 
 

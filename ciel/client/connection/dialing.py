@@ -85,6 +85,10 @@ class Dialer:
         first of `early` says how many messages the master has received. Returns or raises within
         about `timeout_s`: NoMasterError, NotAMasterError, AccessRefusedError.
         """
+        if self._key.derive(self._role) is None:
+            why = f"a key for the role {self._key.role} does not prove the role {self._role}"
+            advice = "use the cluster's access file, or one with a key for that role"
+            raise AccessRefusedError(self.address, f"{why}; {advice}")
         deadline_s = time.monotonic() + timeout_s
         channel = _dial(self.address, timeout_s)
         with contextlib.ExitStack() as undo:
