@@ -92,6 +92,7 @@ from ciel.wire.messages import (
     FieldCodec,
     decode,
     encode,
+    kind_of,
 )
 
 EVERYTHING = (
@@ -409,3 +410,9 @@ def test_the_plain_forms_agree_with_the_types_of_the_fields() -> None:
 def test_each_message_has_one_form_and_each_form_a_direction() -> None:
     assert _PLAIN.keys().isdisjoint(_SPECIAL)
     assert _PLAIN.keys() | _SPECIAL.keys() == EVERYTHING
+
+
+def test_the_protocol_describes_every_message_that_travels() -> None:
+    described = Path(__file__).parents[2].joinpath("docs/protocol/control.md").read_text()
+    for message in EVERYTHING - IN_JOURNAL:
+        assert f"`{kind_of(message)}`" in described
