@@ -1,10 +1,12 @@
 /* two_kernels: what one kernel does to an image in memory that it shares with another kernel; run by
  * two_kernels.py.
  *
- *     two_kernels churn SEED     create, commit and remove files until killed; prints each commit
+ *     two_kernels churn SEED     create, commit and remove files until killed; prints each commit.
+ *                                After SIGUSR1 it stops itself, between two changes
  *     two_kernels verify         compare the content of each committed file with its name
  *     two_kernels table NAME     sum the first column, of int64, of a table of Arrow in place */
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,10 +48,24 @@ static int write_file(struct shmfs *fs, uint64_t number)
     return error ? error : shmfs_close(fs, &file);
 }
 
+static volatile sig_atomic_t must_stop;
+
+static void stop_soon(int number)
+{
+    (void)number;
+    must_stop = 1;
+}
+
 static int churn(struct tool *tool, struct shmfs *fs, uint64_t seed)
 {
+    const struct sigaction stop = {.sa_handler = stop_soon, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &stop, NULL);
     for (uint64_t number = seed * 1000000;; number++) {
         char name[32];
+        if (must_stop) {
+            must_stop = 0;
+            raise(SIGSTOP);
+        }
         int error = write_file(fs, number);
         if (error)
             return tool_failed(tool, "f%" PRIu64 ": %s", number, tool_error_text(error));

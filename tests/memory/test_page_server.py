@@ -141,7 +141,7 @@ class Server:
             self._listening = socket.create_server(("127.0.0.1", 0))
         self._clients: list[socket.socket] = []
         self.pages.listen(self._listening)
-        self.pages.lease(time.monotonic() + 60.0)
+        self.pages.lease(time.monotonic() + 3600.0)
 
     def connect(self) -> socket.socket:
         client = socket.socket(self._listening.family)

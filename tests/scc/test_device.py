@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.homes import wait_for
+from ciel.testing.homes import fields_of, wait_for
 from ciel.testing.shm_tools import TOOL_DIRECTORY
 
 ROOT = Path(__file__).parents[2]
@@ -139,10 +139,13 @@ def test_a_client_lives_as_long_as_its_heart_beats(device: Device) -> None:
 
 @pytest.mark.slow
 def test_a_client_that_stood_still_for_too_long_ends_itself(device: Device) -> None:
-    """Others may have cleaned up after it meanwhile."""
+    """Others may have cleaned up after it meanwhile. It stops between two changes: nothing can stop a
+    change of a process that stands still within a store (ADR 101).
+    """
     assert device.run("shminit", "--blocks=500", "--block-size=64KiB") == (0, "")
     with device.churn(1) as process:
-        process.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: fields_of(Path(f"/proc/{process.pid}"))[0] == "T", "it to stop")
         assert device.run("shmfsck", "--sweep")[1].startswith("1 dead client swept\n")
         process.send_signal(signal.SIGCONT)
         wait_for(lambda: process.poll() is not None, "its end")
