@@ -4,57 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import socket
-import struct
-from typing import Any, Final, Protocol
+from typing import Any
 
-from ciel.core.errors import CielError
-from ciel.memory.local import LocalAddress
+from ciel.memory.master import Master, VolumeOwner
 from ciel.memory.space import TIMEOUT_S, Space, SpaceError
-from ciel.memory.volumes import Place
-
-CONNECT_TIMEOUT_S: Final = 1.0
-
-
-class Master(Protocol):
-    """The requests of a client that this module sends."""
-
-    def ask(self, topic: str, argument: Any = None) -> Any: ...
-    def change(self, topic: str, argument: Any) -> Any: ...
-
-
-class VolumeOwner:
-    """Answers companions, by queries to the master; implements `companion.Owner`."""
-
-    def __init__(self, master: Master, name: str) -> None:
-        self._master = master
-        self._name = name
-
-    def place(self, extent: int) -> tuple[Place, int]:
-        """Return where an extent is; raises OSError."""
-        found = self._request(self._master.ask, "memory_place", name=self._name, extent=extent)
-        address = "here" if found["here"] else ""
-        return Place(found["epoch"], address, found["why"]), found["server"]
-
-    def connect(self, server: int, session: int) -> socket.socket:
-        """Connect to a memory server, by its UNIX socket if it is on this host; raises OSError."""
-        found = self._request(self._master.change, "memory_connect", server=server)
-        local = LocalAddress.parse(found.get("local"))
-        connected = local.connect(CONNECT_TIMEOUT_S) if local is not None else None
-        if connected is None:
-            host, _, port = found["address"].rpartition(":")
-            address = host.strip("[]"), int(port)
-            connected = socket.create_connection(address, CONNECT_TIMEOUT_S)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.settimeout(None)
-        connected.sendall(bytes.fromhex(found["token"]) + struct.pack("<Q", session))
-        return connected
-
-    def _request(self, call: Any, topic: str, **argument: Any) -> Any:
-        try:
-            return call(topic, argument)
-        except CielError as error:
-            raise OSError(str(error)) from None
 
 
 def user_name() -> str:

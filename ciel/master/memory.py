@@ -7,7 +7,7 @@ orders when these are durable, and answers clients.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from twisted.logger import Logger
@@ -33,7 +33,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import check_id
 from ciel.core.volume_table import VolumeTable
-from ciel.master.memory_limits import NO_LIMITS, Limits, check_user
+from ciel.master.memory_limits import NO_LIMITS, WORKER, Limits, check_user
 from ciel.master.memory_stats import (
     Figures,
     families,
@@ -242,12 +242,40 @@ class MemoryServers:
         self._act()
         return result
 
-    def _create(self, argument: Mapping[str, Any]) -> Any:
+    def change_of_worker(self, worker: str, topic: str, argument: Mapping[str, Any]) -> Any:
+        """Carry out a request of a worker about its own volumes; raises CielError."""
+        owner = WORKER + worker
+        if topic in ("memory", "memory_place"):
+            return self.answer(topic, argument)
+        if topic == "memory_create":
+            volume = self._create(argument, owner)
+            self._act()
+            return volume
+        if topic == "memory_remove":
+            volume_name = _text(argument, "name")
+            if self._volumes.named(volume_name).owner != owner:
+                raise VolumeError(f"volume {volume_name!r} does not belong to worker {worker}")
+        elif topic != "memory_connect":
+            raise VolumeError(f"a worker cannot request the change {topic!r:.60}")
+        return self.change(topic, argument)
+
+    def keep_of_workers(self, workers: Collection[str]) -> None:
+        """Remove the volumes of all workers except these."""
+        owners = {WORKER + worker for worker in workers}
+        for name, volume in [*self._volumes.volumes.items()]:
+            if volume.owner.startswith(WORKER) and volume.owner not in owners:
+                log.info("volume {name} is removed: {owner} has gone", name=name,
+                         owner=volume.owner)  # fmt: skip
+                self._volumes.remove(name)
+                self._act()
+
+    def _create(self, argument: Mapping[str, Any], owner: str = "") -> Any:
+        """Create a volume for the owner, or for the user that a client says it has."""
         name = check_id(argument.get("name"))
         size_bytes = _whole(argument.get("size_bytes"), 1, EXTENTS_MAX * EXTENT_BYTES)
         replicas = _whole(argument.get("replicas"), 1, 1 << 30)
         extents = -(-size_bytes // EXTENT_BYTES)
-        owner = check_user(argument.get("user", ""))
+        owner = owner or check_user(argument.get("user", ""))
         if name not in self._volumes.volumes:
             self._limits.check(self._volumes.volumes.values(), owner, extents, replicas)
         self._volumes.create(name, extents, replicas, self._now_s(), owner)

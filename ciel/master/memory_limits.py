@@ -12,6 +12,8 @@ from ciel.memory.volumes import Volume, VolumeError
 VOLUMES_MAX: Final = 1_000
 """The default for `--memory-volumes-max`: a program that creates more has probably a fault."""
 
+WORKER: Final = "worker "
+"""The owner of a worker's volumes begins like this, then comes its id."""
 _MIB: Final = EXTENT_BYTES >> 20
 
 
@@ -54,4 +56,6 @@ def check_user(name: Any) -> str:
     """Return the name of a user, as a client says it; raises VolumeError."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > ID_MAX_LENGTH:
         raise VolumeError(f"the user must be at most {ID_MAX_LENGTH} printable characters")
+    if name.startswith(WORKER):
+        raise VolumeError(f"the name of a user must not begin with {WORKER!r}")
     return name

@@ -10,7 +10,7 @@ import ctypes
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -87,6 +87,8 @@ class MemoryQueries(Protocol):
 
     def answer(self, topic: str, argument: Mapping[str, Any]) -> Any: ...
     def change(self, topic: str, argument: Mapping[str, Any]) -> Any: ...
+    def change_of_worker(self, worker: str, topic: str, argument: Mapping[str, Any]) -> Any: ...
+    def keep_of_workers(self, workers: Collection[str]) -> None: ...
     def families(self) -> list[Family]: ...
     def summary(self) -> dict[str, int]: ...
 
@@ -428,7 +430,10 @@ class MasterService:
             self._end_lost_sessions("it left")
             return
         find = self.change if type(ask) is Change else self.answer
-        if worker:
+        if worker and self.memory is not None and ask.topic.startswith("memory"):
+            ask = ask._replace(argument=ask.argument if isinstance(ask.argument, dict) else {})
+            find = partial(self.memory.change_of_worker, worker)
+        elif worker:
             find = partial(attaching.change, self.machine, worker, now_s=self._reactor.seconds())
         try:
             reply = Answer(ask.number, find(ask.topic, ask.argument), "")
@@ -610,6 +615,9 @@ class MasterService:
             if node.suspicion:
                 self._probe(name)
         self._end_lost_sessions("it was silent for too long")
+        if self.memory is not None:
+            awaited = self.machine.membership.awaited
+            self.memory.keep_of_workers({*self.machine.workers, *awaited})
         self._end_tick()
 
     def _was_stalled(self, late_s: float) -> None:

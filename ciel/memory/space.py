@@ -66,6 +66,13 @@ class Space:
         self._call(self._library.page_session_read, content, length, address)
         return content
 
+    def read_into(self, address: int, buffer: memoryview) -> None:
+        """Fill a writable buffer; raises as `read` does."""
+        self._check(address, buffer.nbytes)
+        if buffer.nbytes:
+            content = (ctypes.c_char * buffer.nbytes).from_buffer(buffer)
+            self._call(self._library.page_session_read, content, buffer.nbytes, address)
+
     def write(self, address: int, content: bytes | bytearray | memoryview) -> None:
         """Write bytes; raises SpaceError, and ValueError if they lie outside."""
         view = bytes(content)

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError, StoreSystemError
+from ciel.storage.remote_memory import Lender
 
 Chunk = bytes | bytearray | memoryview
 
@@ -344,9 +345,27 @@ class ObjectStore(ABC):
         """Start writing in one of `LEVELS`, if this store has it; empty means no preference."""
         return self.begin(object_id, size_hint_bytes=size_hint_bytes)
 
+    def begin_moved(self, object_id: str, size_bytes: int) -> ObjectWriter:
+        """Start writing an object that a level above moves here. It may wait for other machines."""
+        return self.begin(object_id, size_hint_bytes=size_bytes)
+
     @abstractmethod
     def open(self, object_id: str) -> ObjectReader:
         """Open a committed object, or raise `ObjectNotFoundError`."""
+
+    def is_remote(self, object_id: str) -> bool:
+        """Whether an object is only on other machines: `bring_back` it before it is opened."""
+        return False
+
+    def bring_back(self, object_id: str) -> None:
+        """Move an object from other machines here, and let it stay for whoever opens it soon. It
+        may wait for other machines, so only threads call it. Does nothing if the object is here.
+        Raises CorruptObjectError if it is lost, and ObjectNotFoundError.
+        """
+        return
+
+    def use_memory(self, lender: Lender) -> None:  # noqa: B027  # most stores use no other machine
+        """Let a store that spills to other machines use their memory."""
 
     @abstractmethod
     def stat(self, object_id: str) -> ObjectInfo | None:

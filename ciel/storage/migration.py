@@ -12,9 +12,11 @@ waits until the thread has noticed that; the thread checks after each piece that
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 
 from ciel.storage.errors import (
     CorruptObjectError,
@@ -23,7 +25,7 @@ from ciel.storage.errors import (
     StorageError,
 )
 from ciel.storage.eviction import Scene, Step, Way, steps_to_free
-from ciel.storage.interface import ObjectReader, ObjectStore
+from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.storage.space import occupied_bytes
 
 PIECE_BYTES = 1 << 20
@@ -32,6 +34,11 @@ LOW_SHARE, ROOM_SHARE = 16, 8
 new writers need not wait. It frees no more, since objects in memory are faster to read."""
 TRY_AGAIN_S = 1.0
 """How long the thread pauses after the level below had no space, or failed."""
+EXPECTED_S = 30.0
+"""How long an object that was brought back stays for a reader that has not opened it."""
+
+Begin = Callable[[int], ObjectWriter]
+"""Starts an object of some size."""
 
 
 class Migrator:
@@ -50,6 +57,7 @@ class Migrator:
         self._unmovable: set[str] = set()  # damaged, or the level below has other content
         self._moving: dict[str, bool] = {}  # whether the move was cancelled
         self._to_load: deque[str] = deque()
+        self._expected: dict[str, float] = {}  # brought back and not opened yet: until when
         self._wants: dict[object, int] = {}  # bytes that waiting writers lack
         self._unmet_bytes = 0  # that a writer lacked which gave up; freed for the next writer
         self._changes = 0  # counts events that may have freed space
@@ -250,6 +258,7 @@ class Migrator:
         goal_bytes = self._goal_bytes()
         if goal_bytes <= 0:
             return False
+        self._end_expectations()
         with self._lock:
             steps = list(steps_to_free(goal_bytes, self._eviction_scene()))
             self._unmet_bytes = 0
@@ -290,8 +299,9 @@ class Migrator:
     def _evict(self, step: Step) -> bool:
         """Evict an object from the upper level; True if it was evicted."""
         object_id = step.object_id
+        below = partial(self._lower.begin_moved, object_id)
         with self._upper.open(object_id) as reader:
-            if step.way is Way.MOVE and not self._copy(reader, self._upper, self._lower):
+            if step.way is Way.MOVE and not self._copy(reader, self._upper, below):
                 return False
             with self._lock:
                 if self._moving[object_id]:
@@ -311,13 +321,15 @@ class Migrator:
                 self._both.discard(object_id)
         return True
 
-    def _copy(self, reader: ObjectReader, source: ObjectStore, target: ObjectStore) -> bool:
-        """Copy an object into the other level and commit it there; False if cancelled."""
+    def _copy(self, reader: ObjectReader, source: ObjectStore, begin: Begin) -> bool:
+        """Copy an object into the other level and commit it there; False if cancelled. `begin`
+        starts it there.
+        """
         object_id = reader.object_id
         info = source.stat(object_id)
         expected = None if info is None else info.checksum
         buffer = memoryview(bytearray(min(PIECE_BYTES, max(reader.size_bytes, 1))))
-        with target.begin(object_id, size_hint_bytes=reader.size_bytes) as writer:
+        with begin(reader.size_bytes) as writer:
             offset_bytes = 0
             while count := reader.read_into(buffer, offset_bytes):
                 if self._closed or self._moving[object_id]:
@@ -346,13 +358,61 @@ class Migrator:
                 return
             self._moving[object_id] = False
         try:
-            if self._copy(reader, self._lower, self._upper):
-                with self._lock:
-                    self._above[object_id] = occupied_bytes(reader.size_bytes)
-                    self._both.add(object_id)
-                    self.promoted += 1
+            self._copy_up(reader, partial(self._upper.begin_moved, object_id))
         finally:
             self._end_move(object_id)
+
+    def _copy_up(self, reader: ObjectReader, begin: Begin) -> None:
+        if self._copy(reader, self._lower, begin):
+            with self._lock:
+                self._above[reader.object_id] = occupied_bytes(reader.size_bytes)
+                self._both.add(reader.object_id)
+                self.promoted += 1
+
+    def bring_back(self, object_id: str, begin: Begin) -> None:
+        """Load an object that is only in the lower level, and keep it for whoever opens it soon.
+
+        `begin` starts it in the upper level, and may wait for space.
+        """
+        info = self._lower.stat(object_id)
+        if info is None:
+            raise ObjectNotFoundError(object_id)
+        with begin(info.size_bytes) as writer:
+            with self._lock:
+                while object_id in self._moving:
+                    self._lock.wait()
+                if object_id in self._above:
+                    self._expect(object_id)
+                    return
+                self._moving[object_id] = False
+            try:
+                with self._lower.open(object_id) as reader:
+                    self._copy_up(reader, lambda size_bytes: writer)
+                with self._lock:
+                    if object_id in self._above:
+                        self._expect(object_id)
+            finally:
+                self._end_move(object_id)
+
+    def _expect(self, object_id: str) -> None:
+        """Keep an object in its level until `opened`, or for EXPECTED_S; requires the lock."""
+        if object_id not in self._expected:
+            self.hold(object_id)
+        self._expected[object_id] = time.monotonic() + EXPECTED_S
+
+    def opened(self, object_id: str) -> None:
+        """Note that the user for whom an object was brought back has opened it."""
+        if object_id in self._expected:
+            with self._lock:
+                if self._expected.pop(object_id, None) is not None:
+                    self.release(object_id)
+
+    def _end_expectations(self) -> None:
+        """Let objects move that nobody has opened for long."""
+        now_s = time.monotonic()
+        with self._lock:
+            for object_id in [o for o, until_s in self._expected.items() if until_s < now_s]:
+                self.opened(object_id)
 
     def _has_room_for(self, size_bytes: int) -> bool:
         usage = self._upper.usage()

@@ -28,6 +28,8 @@ from ciel.storage.interface import (
     StoreUsage,
 )
 from ciel.storage.migration import Dropper
+from ciel.storage.remote_memory import RemoteMemory
+from ciel.storage.remote_spill import RemoteSpill
 from ciel.storage.shelf import ShelfOptions
 from ciel.storage.tiers import TieredStore, TieredWriter
 
@@ -36,7 +38,8 @@ _PREFIX = "ciel-spill-"
 
 def with_spill(upper: ObjectStore, spill: str, directory: Path) -> ObjectStore:
     """Combine a store in memory with a lower level, as its option `spill` says: `yes` spills to the
-    worker's directory, a path to a new directory below that path, and `no` never spills.
+    worker's directory, a path to a new directory below that path, `remote` to memory of other
+    machines before the worker's directory, and `no` never spills.
     """
     with ExitStack() as undo:
         undo.callback(upper.close)
@@ -44,13 +47,19 @@ def with_spill(upper: ObjectStore, spill: str, directory: Path) -> ObjectStore:
             unspilled = UnspilledStore(upper)
             undo.pop_all()
             return unspilled
-        place = str(directory / "spill") if spill == "yes" else spill
+        place = str(directory / "spill") if spill in ("yes", "remote") else spill
+        lower: ObjectStore
         if spill == "yes":
             lower = FileStore(Path(place), ShelfOptions())
+        elif spill == "remote":
+            lower = RemoteSpill(FileStore(Path(place), ShelfOptions()), RemoteMemory())
+            place = ""  # most moves do not use the disk
         elif spill.startswith("/"):
             lower = SpillStore(spill)
         else:
-            raise StoreSpecError(f"spill={spill}", "write yes, no, or a path that begins with /")
+            raise StoreSpecError(
+                f"spill={spill}", "write yes, no, remote, or a path that begins with /"
+            )
         undo.callback(lower.close)
         store = TieredStore(upper, lower, place=place)
         undo.pop_all()

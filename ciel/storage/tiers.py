@@ -51,6 +51,7 @@ from ciel.storage.interface import (
     StoreUsage,
 )
 from ciel.storage.migration import PIECE_BYTES, Migrator
+from ciel.storage.remote_memory import Lender
 
 T = TypeVar("T")
 
@@ -442,9 +443,23 @@ class TieredStore(ObjectStore):
             raise
         if is_above:
             mover.used(object_id, reader.size_bytes)
+            mover.opened(object_id)
         else:
             mover.read_below(object_id)
         return TieredReader(reader, mover, self.reading[is_above])
+
+    def is_remote(self, object_id: str) -> bool:
+        return self._lower.is_remote(object_id) and self._upper.stat(object_id) is None
+
+    def bring_back(self, object_id: str) -> None:
+        if self._lower.is_remote(check_id(object_id)):
+            try:
+                self.mover.bring_back(object_id, partial(self._begin_above, object_id))
+            except NoSpaceError:
+                self._lower.bring_back(object_id)
+
+    def use_memory(self, lender: Lender) -> None:
+        self._lower.use_memory(lender)
 
     def _query(self, ask: Callable[[ObjectStore], T]) -> T:
         """Query the level that has the object; a moving object is in both until one deletes it."""
@@ -537,7 +552,7 @@ class TieredStore(ObjectStore):
 
     def levels(self) -> tuple[StoreLevel, ...]:
         mover = self.mover
-        (upper,), (lower,) = self._upper.levels(), self._lower.levels()
+        (upper,), (lower, *others) = self._upper.levels(), self._lower.levels()
         return (
             upper._replace(
                 readers=len(self.reading[True]), writers=len(self.writing[True]),
@@ -548,6 +563,7 @@ class TieredStore(ObjectStore):
                 readers=len(self.reading[False]), writers=len(self.writing[False]),
                 spilled=self._spilled,
             ),
+            *others,
         )  # fmt: skip
 
     def advise(

@@ -1,8 +1,9 @@
 """Computes the checksums of new objects, and verifies objects before they are read; see ADR 78.
 
-Threads do both, except for small objects. A new object can be read before its checksum is known:
-until then it is not verified. An object whose content has changed is deleted and reported, so
-that its readers find it missing, and its task runs again.
+An object that the store has moved to another machine is brought back first. Threads do all this,
+except for small objects that are here. A new object can be read before its checksum is known: until
+then it is not verified. An object whose content has changed is deleted and reported, so that its
+readers find it missing, and its task runs again.
 """
 
 from __future__ import annotations
@@ -92,11 +93,7 @@ class Checksums:
 
         Returns what fires with the damaged objects; None if nothing has to be verified.
         """
-        if self._verify is Verify.NEVER:
-            return None
-        unverified = [
-            ref for ref in refs if isinstance(ref, _STORED) and ref.id not in self._verified
-        ]
+        unverified = [ref for ref in refs if isinstance(ref, _STORED) and self._is_due(ref.id)]
         if not unverified:
             return None
         own = [ref for ref in unverified if ref.id not in self._pending]
@@ -105,12 +102,17 @@ class Checksums:
             waits.append(self._verify_all(own))
         return gatherResults(waits).addCallback(lambda found: frozenset().union(*found))
 
+    def _is_due(self, object_id: str) -> bool:
+        is_new = self._verify is not Verify.NEVER and object_id not in self._verified
+        return is_new or self._store.is_remote(object_id)
+
     def _verify_all(self, refs: Sequence[Concrete | Sweetheart]) -> Deferred[Damaged]:
         objects = [ref.id for ref in refs]
         self._pending |= {object_id: [] for object_id in objects}
         done = self._wait(objects[0])
         sizes = [SMALL_BYTES + 1 if ref.size_bytes is None else ref.size_bytes for ref in refs]
-        if sum(sizes) <= SMALL_BYTES:
+        is_any_remote = any(map(self._store.is_remote, objects))
+        if sum(sizes) <= SMALL_BYTES and not is_any_remote:
             checked = maybeDeferred(self._check_all, objects)
         else:
             checked = in_daemon_thread(self._reactor, self._check_all, objects)
@@ -131,6 +133,9 @@ class Checksums:
     def _check(self, object_id: ObjectId) -> Damage | None:
         store, place = self._store, ""
         try:
+            store.bring_back(object_id)
+            if self._verify is Verify.NEVER or object_id in self._verified:
+                return None  # copies between the levels are compared with the checksum
             info = store.stat(object_id)
             if info is None or info.checksum is None:
                 return None  # it is not here, or so new that its checksum is not known yet

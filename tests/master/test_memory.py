@@ -9,6 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from ciel.access.keys import Role
+from ciel.core.errors import CielError
 from ciel.core.events import (
     ExtentsOffered,
     ExtentsPlaced,
@@ -20,6 +21,7 @@ from ciel.core.events import (
     RolesTaken,
     TakeRoles,
     VolumeCreated,
+    VolumeRemoved,
 )
 from ciel.core.volume_table import VolumeTable
 from ciel.master.memory import MemoryServers
@@ -193,3 +195,46 @@ def test_a_server_that_describes_itself_wrongly_is_refused(about: dict[str, Any]
     assert peer.refused
     master.memory.peer_said(peer, [ExtentsOffered(())])
     assert master.memory.answer("memory", {})["servers"] == []
+
+
+# --- volumes of workers ---------------------------------------------------------------------------
+
+
+def create_for(master: Master, worker: str, name: str, **more: Any) -> Any:
+    argument = {"name": name, "size_bytes": EXTENT_BYTES, "replicas": 1, **more}
+    return master.memory.change_of_worker(worker, "memory_create", argument)
+
+
+def test_a_worker_has_volumes_of_its_own_until_it_has_gone() -> None:
+    master = Master("a", "b")
+    master.settles()
+    master.create("of-a-user")
+    assert create_for(master, "w1", "one", user="somebody else")["owner"] == "worker w1"
+    create_for(master, "w2", "two")
+    master.memory.keep_of_workers({"w1", "w2"})
+    assert len(master.memory.answer("memory", {})["volumes"]) == 3
+    master.memory.keep_of_workers({"w2"})
+    left = master.memory.change_of_worker("w2", "memory", {})["volumes"]
+    assert [volume["name"] for volume in left] == ["of-a-user", "two"]
+    assert [type(record) for record in master.disk.stores()][-1] is VolumeRemoved
+
+
+def test_a_worker_cannot_change_what_is_not_its_own() -> None:
+    master = Master("a", "b")
+    master.settles()
+    master.create("of-a-user")
+    create_for(master, "w1", "one")
+    for name in ("of-a-user", "one"):
+        with pytest.raises(CielError, match=f"volume '{name}' does not belong to worker w2"):
+            master.memory.change_of_worker("w2", "memory_remove", {"name": name})
+    with pytest.raises(CielError, match="a worker cannot request the change 'memory_drain'"):
+        master.memory.change_of_worker("w2", "memory_drain", {"server": "a"})
+    master.memory.change_of_worker("w1", "memory_remove", {"name": "one"})
+    assert master.volume()["name"] == "of-a-user"
+
+
+def test_a_client_cannot_take_the_name_of_a_worker() -> None:
+    master = Master("a", "b")
+    argument = {"name": "v", "size_bytes": EXTENT_BYTES, "replicas": 1, "user": "worker w1"}
+    with pytest.raises(CielError, match="must not begin with 'worker '"):
+        master.memory.change("memory_create", argument)

@@ -46,8 +46,8 @@ def test_servers_and_volumes_have_a_row_each() -> None:
     assert [line.split() for line in render(found).split("\n")] == [
         ["SERVER", "STATE", "OFFERED", "RESERVED", "USED", "LOCKED", "READ", "WRITTEN", "COPIED",
          "REQUESTS", "REFUSED", "CONNECTIONS"],
-        ["a", "connected", "8MiB", "3MiB", "2MiB", "0", "512", "(2MiB)", "1", "(4KiB)", "0", "9", "3",
-         "2"],
+        ["a", "connected", "8MiB", "3MiB", "2MiB", "0", "512", "(2MiB)", "1", "(4KiB)", "0", "9",
+         "3", "2"],
         ["VOLUME", "SIZE", "COPIES", "LACKING", "COPYING", "STATE"],
         ["v", "3MiB", "1", "of", "2", "3", "0", "available"],
     ]  # fmt: skip

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ciel.client.memory import VolumeOwner
 from ciel.memory import local
 from ciel.memory.local import LocalAddress, LocalAddressError
+from ciel.memory.master import VolumeOwner
 
 TOKEN = bytes(range(32))
 

@@ -139,8 +139,8 @@ def test_a_client_lives_as_long_as_its_heart_beats(device: Device) -> None:
 
 @pytest.mark.slow
 def test_a_client_that_stood_still_for_too_long_ends_itself(device: Device) -> None:
-    """Others may have cleaned up after it meanwhile. It stops between two changes: nothing can stop a
-    change of a process that stands still within a store (ADR 101).
+    """Others may have cleaned up after it meanwhile. It stops between two changes: one that stops
+    within a store may damage the image (ADR 101).
     """
     assert device.run("shminit", "--blocks=500", "--block-size=64KiB") == (0, "")
     with device.churn(1) as process:

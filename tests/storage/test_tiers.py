@@ -549,5 +549,5 @@ def test_without_spilling_a_request_for_the_disk_is_ignored(unspilled: Unspilled
 
 @pytest.mark.parametrize("spill", ["maybe", "tmp/x"])
 def test_an_unknown_value_of_spill_is_refused(tmp_path: Path, spill: str) -> None:
-    with pytest.raises(StoreSpecError, match="write yes, no, or a path"):
+    with pytest.raises(StoreSpecError, match="write yes, no, remote, or a path"):
         open_shm({"spill": spill}, tmp_path)

@@ -81,6 +81,7 @@ from ciel.worker.resources.root import WorkerSite
 from ciel.worker.resources.uploads import IncomingUploads
 from ciel.worker.retention import Retention
 from ciel.worker.service import WorkerService
+from ciel.worker.spill_volumes import SpillVolumes
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.streams.growing import Streams
@@ -234,6 +235,7 @@ class Worker:
         callers, events = Callers(launching.environ), Events(reactor)
         master = MasterSession(events)
         masters = Masters(spool.path / "masters.json", spool.identity, cluster_id, master)
+        store.use_memory(self._keep(SpillVolumes(reactor, master, self._id)))
         retention = Retention(reactor, store, machine, disk_jobs.turn, checksums)
         store_reports = self._keep(StoreReports(
             reactor, ticks, master, store, disk_jobs, queue, self.fail, str(spool.path)

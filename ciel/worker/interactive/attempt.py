@@ -284,6 +284,7 @@ class InteractiveAttempt(Attempt):
 
     def _open_stored(self, ref: Reference, then: Callable[[str], None], fetches_left: int) -> None:
         is_verified = self._outer is None and ref.id in self.task.inputs  # see `Attempts.start`
+        is_verified = is_verified and not self._place.store.is_remote(ref.id)
         is_verified = is_verified or ref.id in self._readers
         waiting = None if is_verified else self._place.checksums.verify((ref,))
         if waiting is None or waiting.called:

@@ -18,7 +18,7 @@ import pytest
 
 from ciel.access import access_file
 from ciel.client.client import Client
-from ciel.client.memory import VolumeOwner
+from ciel.memory.master import VolumeOwner
 from ciel.memory.space import SpaceError
 from ciel.testing.homes import HandCluster, wait_for
 from ciel_tests.clusters.lenders import Lenders

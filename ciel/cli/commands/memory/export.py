@@ -19,10 +19,11 @@ from ciel.access.paths import state_directory
 from ciel.cli.outcome import Status, say
 from ciel.cli.output.printing import print_json
 from ciel.client.client import Client
-from ciel.client.memory import VolumeOwner, find_volume
+from ciel.client.memory import find_volume
 from ciel.core.errors import CielError
 from ciel.memory import companion
 from ciel.memory.companion import Companion
+from ciel.memory.master import VolumeOwner
 
 THREADS: Final = range(4, 17)
 """How many threads nbdkit has by default: two for each core, within this range. On two cores, 16

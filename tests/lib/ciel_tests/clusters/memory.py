@@ -44,7 +44,7 @@ class Nodes:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self._spaces: list[Space] = []
+        self._spaces: list[SpaceOfNodes] = []
 
     def join(self, name: str, extents: int = 8) -> Node:
         with self._lock:
@@ -67,19 +67,23 @@ class Nodes:
             self.volumes.drain(name, time.monotonic())
             self._carry_out()
 
-    def create(self, name: str, extents: int, replicas: int, timeout_s: float = 5.0) -> Space:
+    def create(
+        self, name: str, extents: int, replicas: int, timeout_s: float = 5.0
+    ) -> SpaceOfNodes:
         with self._lock:
             self.volumes.create(name, extents, replicas, time.monotonic())
             self._carry_out()
         return self.open(name, timeout_s)
 
-    def open(self, name: str, timeout_s: float = 5.0) -> Space:
-        volume = self.volumes.volumes[name]
-        owner = OwnerOfVolume(self, name)
-        self._spaces.append(
-            Space(owner, volume.number, len(volume.extents), volume.replicas, timeout_s)
-        )
-        return self._spaces[-1]
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self.volumes.remove(name)
+            self._carry_out()
+
+    def open(self, name: str, timeout_s: float = 5.0) -> SpaceOfNodes:
+        space = SpaceOfNodes(self, name, timeout_s)
+        self._spaces.append(space)
+        return space
 
     def copies(self, name: str) -> int:
         """Return the smallest number of copies of an extent that is available."""
@@ -166,6 +170,22 @@ class Nodes:
         for node in self.nodes.values():
             node.pages.close()
             node.listening.close()
+
+
+class SpaceOfNodes(Space):
+    """The address space of a volume."""
+
+    def __init__(self, nodes: Nodes, name: str, timeout_s: float) -> None:
+        volume = nodes.volumes.volumes[name]
+        owner = OwnerOfVolume(nodes, name)
+        super().__init__(owner, volume.number, len(volume.extents), volume.replicas, timeout_s)
+        self._nodes = nodes
+        self._name = name
+
+    def remove(self) -> None:
+        """Close the space, and remove the volume."""
+        self.close()
+        self._nodes.remove(self._name)
 
 
 class OwnerOfVolume:

@@ -1,0 +1,297 @@
+"""Stores that spill to memory of other machines: real page servers, whose owner is in the test."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciel.memory.page_server import EXTENT_BYTES
+from ciel.storage.errors import CorruptObjectError, ObjectConflictError, ObjectNotFoundError
+from ciel.storage.files import FileStore
+from ciel.storage.interface import Capabilities
+from ciel.storage.remote_memory import FreePages, RemoteMemory
+from ciel.storage.remote_spill import RemoteSpill
+from ciel.storage.shelf import ShelfOptions
+from ciel.storage.tiers import TieredStore
+from ciel.testing.directory_store_suite import DirectoryStoreSuite
+from ciel_tests.clusters.memory import Nodes, SpaceOfNodes
+
+VOLUME_EXTENTS = 4
+OBJECT_BYTES = 300_000
+CAPACITY_BYTES = 4 * OBJECT_BYTES + 100_000
+
+
+class NodesLender:
+    """Lends memory of page servers in this process."""
+
+    def __init__(self, nodes: Nodes, timeout_s: float = 5.0) -> None:
+        self.nodes = nodes
+        self.tidy: Callable[[], None] = lambda: None
+        self._timeout_s = timeout_s
+        self._count = 0
+
+    def create(self, size_bytes: int) -> SpaceOfNodes | None:
+        self._count += 1
+        name, extents = f"spill{self._count}", size_bytes // EXTENT_BYTES
+        if sum(server.free for server in self.nodes.volumes.servers.values()) < extents:
+            return None
+        return self.nodes.create(name, extents, 1, self._timeout_s)
+
+    def call_now_and_then(self, tidy: Callable[[], None]) -> None:
+        self.tidy = tidy
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    nodes.close()
+
+
+class Lab:
+    """A store in front of memory servers; every object is `OBJECT_BYTES` long."""
+
+    def __init__(self, where: Path, nodes: Nodes) -> None:
+        self.memory = RemoteMemory(VOLUME_EXTENTS * EXTENT_BYTES)
+        self.lender = NodesLender(nodes, timeout_s=0.5)
+        self.disk = FileStore(where / "lower", ShelfOptions())
+        self.spill = RemoteSpill(self.disk, self.memory)
+        self.spill.use_memory(self.lender)
+        options = ShelfOptions(capacity_bytes=CAPACITY_BYTES, links_overrun=True)
+        upper = FileStore(where / "upper", options, may_block=False)
+        self.store = TieredStore(upper, self.spill)
+
+    def put(self, end: int, start: int = 0) -> list[str]:
+        """Write objects; those that do not fit are moved meanwhile."""
+        numbers = range(start, end)
+        elsewhere(lambda: [self.store.put(f"o{number}", content(number)) for number in numbers])
+        return [f"o{number}" for number in numbers]
+
+    def bring_back(self, name: str) -> None:
+        elsewhere(lambda: self.store.bring_back(name))
+
+    def remote(self, names: list[str]) -> list[str]:
+        return [name for name in names if self.store.is_remote(name)]
+
+
+@pytest.fixture
+def lab(tmp_path: Path, nodes: Nodes) -> Iterator[Lab]:
+    nodes.join("a", extents=16)
+    lab = Lab(tmp_path, nodes)
+    yield lab
+    lab.store.close()
+
+
+def content(number: int) -> bytes:
+    return random.Random(number).randbytes(OBJECT_BYTES)
+
+
+def elsewhere(act: Callable[[], object]) -> None:
+    """Call a function in another thread, which may wait for space."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(act).result(timeout=30)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+# --- free pages -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 40)), st.randoms(use_true_random=False))
+def test_no_page_is_given_twice_and_all_come_back(sizes: list[int], chance: random.Random) -> None:
+    free = FreePages(100)
+    taken: list[list[tuple[int, int]]] = []
+    for size in sizes:
+        if size <= free.free:
+            taken.append(free.take(size))
+        elif taken:
+            for start, pages in taken.pop(chance.randrange(len(taken))):
+                free.give_back(start, pages)
+        given = [page for parts in taken for start, n in parts for page in range(start, start + n)]
+        assert len(set(given)) == len(given) == 100 - free.free
+        assert all(0 <= page < 100 for page in given)
+    for parts in taken:
+        for start, count in parts:
+            free.give_back(start, count)
+    assert free.is_empty
+    assert free.take(100) == [(0, 100)]
+
+
+# --- moves ----------------------------------------------------------------------------------------
+
+
+def test_objects_that_do_not_fit_are_moved_to_other_machines_and_come_back(lab: Lab) -> None:
+    names = lab.put(12)
+    remote = lab.remote(names)
+    assert len(remote) >= 8
+    assert list(lab.disk) == []
+    assert sorted(lab.store) == sorted(names)
+    for number, name in enumerate(names):
+        lab.bring_back(name)
+        assert not lab.store.is_remote(name)
+        with lab.store.open(name) as reader:
+            assert Path(str(reader.path)).read_bytes() == content(number)
+
+
+def test_levels_say_how_much_is_where(lab: Lab) -> None:
+    names = lab.put(12)
+    memory, remote, disk = lab.store.levels()
+    assert (remote.name, remote.objects) == ("remote", len(lab.remote(names)))
+    assert remote.used_bytes >= remote.objects * OBJECT_BYTES
+    assert remote.capacity_bytes is not None
+    assert remote.used_bytes <= remote.capacity_bytes
+    assert memory.evicted >= remote.objects
+    assert disk.objects == 0
+
+
+def test_an_object_that_was_brought_back_stays_until_it_was_opened(lab: Lab) -> None:
+    names = lab.put(12)
+    wanted = lab.remote(names)[0]
+    lab.bring_back(wanted)
+    lab.put(30, 20)
+    assert not lab.store.is_remote(wanted)
+    lab.store.open(wanted).close()
+
+
+def test_objects_go_to_the_disk_when_no_memory_is_left(lab: Lab) -> None:
+    names = lab.put(80)
+    assert lab.remote(names)
+    assert list(lab.disk)
+    for number, name in enumerate(names):
+        lab.bring_back(name)
+        assert lab.store.get(name) == content(number)
+
+
+def test_an_object_that_is_larger_than_the_upper_level_comes_back_to_the_disk(lab: Lab) -> None:
+    large = random.Random(0).randbytes(2 * CAPACITY_BYTES)
+    with lab.spill.begin_moved("large", len(large)) as writer:
+        writer.write(large)
+        writer.commit()
+    assert lab.store.is_remote("large")
+    lab.bring_back("large")
+    assert list(lab.disk) == ["large"]
+    assert lab.store.get("large") == large
+    assert lab.memory.used_bytes == 0
+
+
+def test_deleted_objects_free_their_pages_and_empty_volumes_are_removed(lab: Lab) -> None:
+    names = lab.put(12)
+    assert lab.memory.used_bytes
+    for name in names:
+        assert lab.store.delete(name)
+    until(lambda: lab.memory.used_bytes == 0)
+    assert lab.lender.nodes.volumes.volumes
+    lab.lender.tidy()
+    assert not lab.lender.nodes.volumes.volumes
+    assert lab.memory.capacity_bytes == 0
+
+
+def test_an_object_stays_readable_for_those_who_have_it_open(lab: Lab) -> None:
+    names = lab.put(12)
+    name = lab.remote(names)[0]
+    with lab.spill.open(name) as reader:
+        assert lab.store.delete(name)
+        used_bytes = lab.memory.used_bytes
+        assert reader.read(0, OBJECT_BYTES) == content(names.index(name))
+    assert lab.memory.used_bytes < used_bytes
+    with pytest.raises(ObjectNotFoundError):
+        lab.store.open(name)
+
+
+# --- the rules of stores --------------------------------------------------------------------------
+
+
+def test_the_first_commit_wins_also_against_remote_memory(lab: Lab) -> None:
+    name = lab.remote(lab.put(12))[0]
+    number = int(name.removeprefix("o"))
+    lab.store.put(name, content(number))
+    with pytest.raises(ObjectConflictError):
+        lab.store.put(name, content(99))
+    assert lab.store.get(name) == content(number)
+
+
+def test_a_wrong_checksum_is_refused(lab: Lab) -> None:
+    with lab.spill.begin_moved("x", 5) as writer:
+        writer.write(b"hello")
+        with pytest.raises(CorruptObjectError):
+            writer.commit(checksum="0" * 16)
+    assert lab.spill.stat("x") is None
+    assert lab.memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4095, 4096, 4097, (1 << 20) + 1])
+def test_every_size_survives(lab: Lab, size_bytes: int) -> None:
+    written = random.Random(size_bytes).randbytes(size_bytes)
+    with lab.spill.begin_moved("x", size_bytes) as writer:
+        for start in range(0, size_bytes, 100_000):
+            writer.write(written[start : start + 100_000])
+        info = writer.commit()
+    assert lab.spill.get("x") == written
+    assert lab.spill.verify("x") == info
+    assert lab.spill.checksum("x") == info.checksum
+
+
+# --- lost servers ---------------------------------------------------------------------------------
+
+
+def test_an_object_whose_server_has_died_is_corrupt_and_others_are_written_elsewhere(
+    lab: Lab, nodes: Nodes
+) -> None:
+    names = lab.put(12)
+    remote = lab.remote(names)
+    nodes.kill("a")
+    with pytest.raises(CorruptObjectError) as caught:
+        lab.bring_back(remote[0])
+    assert caught.value.code == "unreadable"
+    assert lab.store.delete(remote[0])
+    nodes.join("b", extents=16)
+    lab.put(26, 20)
+    for number in range(20, 26):
+        lab.bring_back(f"o{number}")
+        assert lab.store.get(f"o{number}") == content(number)
+
+
+class TestStoreThatSpillsToOtherMachines(DirectoryStoreSuite):
+    """All rules of stores hold for one whose lower level is in remote memory."""
+
+    capabilities = Capabilities(
+        mappable=True,
+        nameable=True,
+        streaming=True,
+        shared_between_processes=False,
+        bounded=True,
+        may_block=False,
+    )
+
+    @pytest.fixture(autouse=True)
+    def with_nodes(self, nodes: Nodes) -> None:
+        nodes.join("a", extents=8)
+        self._nodes = nodes
+
+    def raw_path(self, where: Path, object_id: str) -> Path:
+        return where / "upper" / "objects" / object_id.replace(":", "+")
+
+    def raw_temporaries(self, where: Path) -> list[Path]:
+        return [path for path in (where / "upper" / "incoming").rglob("*") if path.is_file()]
+
+    def make_store(self, where: Path, *, capacity_bytes: int | None = None) -> TieredStore:
+        options = ShelfOptions(capacity_bytes=capacity_bytes or 32 << 20, links_overrun=True)
+        upper = FileStore(where / "upper", options, may_block=False)
+        lower = RemoteSpill(
+            FileStore(where / "lower", ShelfOptions(capacity_bytes=1)),
+            RemoteMemory(EXTENT_BYTES),
+        )
+        lower.use_memory(NodesLender(self._nodes))
+        return TieredStore(upper, lower)
