@@ -119,6 +119,8 @@ check-deep: dev
 check-stores: dev
 	CIEL_STORE=shm $(RUN)/pytest -q tests/integration
 	CIEL_STORE=scc:capacity=1GiB $(RUN)/pytest -q tests/integration
+	CIEL_STORE=shm:capacity=64MiB,spill=remote $(RUN)/pytest -q tests/integration \
+		--ignore-glob='*/test_memory*.py' --ignore-glob='*/test_spill_remote.py'
 
 # Two virtual machines share an image of shmfs; some minutes. Needs Debian's qemu-system-x86 and busybox-static.
 check-two-kernels: dev

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
@@ -202,6 +202,8 @@ class HandCluster:
     access: Path
     master: subprocess.Popen[str]
     workers: list[subprocess.Popen[str]]
+    lenders: list[subprocess.Popen[str]] = field(default_factory=list)
+    """Memory servers: one if the stores of workers spill to other machines (`CIEL_STORE`)."""
 
     @classmethod
     def start(
@@ -223,6 +225,9 @@ class HandCluster:
         )  # fmt: skip
         wait_for(access.exists, "the master's access file")
         cluster = cls(home, access, master, [])
+        if "spill=remote" in home.environ.get("CIEL_STORE", ""):
+            lent = ("--offer", "256MiB", "--listen", "127.0.0.1:0", "--pressure-max", "off")
+            cluster.lenders.append(home.start("ciel-memory", *lent, "--access", str(access)))
         begun = [cluster.begin_worker(*options, *of_all) for _ in range(workers)]
         for worker_log in begun:
             cluster.await_worker(worker_log)
@@ -267,9 +272,10 @@ class HandCluster:
         wait_for(is_ready, "a worker")
 
     def stop(self) -> None:
-        for process in [*self.workers, self.master]:
+        processes = [*self.workers, *self.lenders, self.master]
+        for process in processes:
             process.send_signal(signal.SIGTERM)
-        for process in [*self.workers, self.master]:
+        for process in processes:
             process.communicate(timeout=20)
 
 
