@@ -31,6 +31,7 @@ from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError, StoreSy
 from ciel.storage.remote_memory import Lender
 
 Chunk = bytes | bytearray | memoryview
+Guard = AbstractContextManager[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,8 +365,17 @@ class ObjectStore(ABC):
         """
         return
 
-    def use_memory(self, lender: Lender) -> None:  # noqa: B027  # most stores use no other machine
-        """Let a store that spills to other machines use their memory."""
+    def settle(self, object_id: str, guard: Guard, may_go_on: Callable[[], bool]) -> bool:
+        """Move an object that was written here to where this store moves objects; True if it was.
+
+        `may_go_on` becomes false when somebody uses the object. The object changes its place within
+        `guard`, and only if it still may.
+        """
+        return False
+
+    def use_memory(self, lender: Lender) -> bool:
+        """Let a store that spills to other machines use their memory; return whether it does."""
+        return False
 
     @abstractmethod
     def stat(self, object_id: str) -> ObjectInfo | None:

@@ -57,6 +57,7 @@ class Migrator:
         self._unmovable: set[str] = set()  # damaged, or the level below has other content
         self._moving: dict[str, bool] = {}  # whether the move was cancelled
         self._to_load: deque[str] = deque()
+        self._to_settle: deque[str] = deque()
         self._expected: dict[str, float] = {}  # brought back and not opened yet: until when
         self._wants: dict[object, int] = {}  # bytes that waiting writers lack
         self._unmet_bytes = 0  # that a writer lacked which gave up; freed for the next writer
@@ -146,6 +147,12 @@ class Migrator:
             if object_id not in self._to_load:
                 self._to_load.append(object_id)
                 self._wake()
+
+    def written_below(self, object_id: str) -> None:
+        """Request to settle an object in the lower level, which a writer has committed there."""
+        with self._lock:
+            self._to_settle.append(object_id)
+            self._wake()
 
     # --- space ------------------------------------------------------------------------------------
 
@@ -242,7 +249,7 @@ class Migrator:
         while not self._closed:
             seen = self._changes, self._requests
             try:
-                did = self._make_room() or self._load_one()
+                did = self._make_room() or self._load_one() or self._settle_one()
             except StorageError:
                 did = False  # a level did not report its usage; the thread retries after a change
             if did:
@@ -413,6 +420,27 @@ class Migrator:
         with self._lock:
             for object_id in [o for o, until_s in self._expected.items() if until_s < now_s]:
                 self.opened(object_id)
+
+    def _settle_one(self) -> bool:
+        """Settle one object that nobody uses; False if there is none."""
+        with self._lock:
+            used = self._in_use.keys() | self._moving.keys()
+            object_id = next((each for each in self._to_settle if each not in used), None)
+            if object_id is None:
+                return False
+            self._to_settle.remove(object_id)
+            self._moving[object_id] = False
+
+        def may_go_on() -> bool:
+            is_used = self._moving[object_id] or object_id in self._in_use
+            return not (self._closed or is_used)
+
+        try:
+            with suppress(StorageError):
+                self._lower.settle(object_id, self._lock, may_go_on)
+        finally:
+            self._end_move(object_id)
+        return True
 
     def _has_room_for(self, size_bytes: int) -> bool:
         usage = self._upper.usage()

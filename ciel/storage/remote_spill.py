@@ -27,6 +27,7 @@ from ciel.storage.errors import (
 )
 from ciel.storage.interface import (
     Chunk,
+    Guard,
     ObjectInfo,
     ObjectReader,
     ObjectStore,
@@ -62,8 +63,9 @@ class RemoteSpill(ObjectStore):
         self._is_closed = False
         self._lock = threading.RLock()  # collecting a reader may call `close` in any call
 
-    def use_memory(self, lender: Lender) -> None:
+    def use_memory(self, lender: Lender) -> bool:
         self._memory.use(lender)
+        return True
 
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> ObjectWriter:
         self._require_open()
@@ -102,6 +104,28 @@ class RemoteSpill(ObjectStore):
                 writer.write(piece)
             writer.commit(checksum=reader.info.checksum)
         self._forget(object_id)
+
+    def settle(self, object_id: str, guard: Guard, may_go_on: Callable[[], bool]) -> bool:
+        """Move an object from the disk to remote memory, if there is any."""
+        with self._disk.open(object_id) as reader:
+            info = ObjectInfo(object_id, reader.size_bytes, self._disk.checksum(object_id))
+            ranges = self._memory.take(max(info.size_bytes, 1))
+            if ranges is None:
+                return False
+            writer = RemoteWriter(self, self._memory, object_id, info.size_bytes, ranges)
+            with writer:
+                for offset_bytes in range(0, info.size_bytes, PIECE_BYTES):
+                    writer.write(reader.read(offset_bytes, PIECE_BYTES))
+                    if not may_go_on():
+                        return False
+                kept = Kept(info, writer.finish(info.checksum))
+        with guard:
+            if may_go_on():
+                self._objects[object_id] = kept
+                self._disk.delete(object_id)
+                return True
+        self._memory.give_back(kept.ranges)
+        return False
 
     def open(self, object_id: str) -> ObjectReader:
         try:
@@ -145,7 +169,8 @@ class RemoteSpill(ObjectStore):
                 digest = xxhash.xxh3_64()
                 for piece in reader.pieces():
                     digest.update(piece)
-                return _compared(reader.info, digest.hexdigest())
+                _compare(reader.info, digest.hexdigest())
+                return reader.info
         except ObjectNotFoundError:
             return self._disk.verify(object_id)
 
@@ -332,10 +357,16 @@ class RemoteWriter(ObjectWriter):
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         digest = self._digest.hexdigest()
-        info = _compared(ObjectInfo(self.object_id, self.size_bytes, checksum or digest), digest)
+        return self._store.keep(
+            ObjectInfo(self.object_id, self.size_bytes, digest), self.finish(checksum or digest)
+        )
+
+    def finish(self, checksum: str | None) -> list[Range]:
+        """Write what is pending, and return where the object is; its user has to free that."""
+        _compare(ObjectInfo(self.object_id, self.size_bytes, checksum), self._digest.hexdigest())
         self._flush(len(self._pending))
         ranges, self._ranges = self._ranges, None
-        return self._store.keep(info, ranges or [])
+        return ranges or []
 
     def abort(self) -> None:
         ranges, self._ranges = self._ranges, None
@@ -347,9 +378,8 @@ class RemoteWriter(ObjectWriter):
             self.abort()
 
 
-def _compared(info: ObjectInfo, found: str) -> ObjectInfo:
-    """Return the description of an object; raise CorruptObjectError if its checksum is another."""
+def _compare(info: ObjectInfo, found: str) -> None:
+    """Raise CorruptObjectError if an object has another checksum than it should have."""
     if info.checksum != found:
         detail = f"{found} instead of {info.checksum}"
         raise CorruptObjectError(info.object_id, "checksum", detail)
-    return info

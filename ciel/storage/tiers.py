@@ -185,6 +185,7 @@ class TieredWriter(ObjectWriter):
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         with self._tiers.mover.exclusive(self.object_id):
+            is_below = not self._is_above
             kept = None if self._is_finished else self._kept_instead()
             if kept is not None:
                 self.abort()
@@ -199,11 +200,13 @@ class TieredWriter(ObjectWriter):
             except NoSpaceError as error:
                 if not self._overrun_failed:
                     raise
-                info = self._commit_below(checksum, error)
+                info, is_below = self._commit_below(checksum, error), True
             else:
                 if self._is_above:
                     self._tiers.mover.used(self.object_id, info.size_bytes)
         self._end()
+        if is_below and self._tiers.settles:
+            self._tiers.mover.written_below(self.object_id)
         self._tiers.mover.free_if_short()
         return info
 
@@ -349,6 +352,8 @@ class TieredStore(ObjectStore):
         self._upper, self._lower, self.mover = upper, lower, Migrator(upper, lower)
         self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
         self._place, self._opener_thread, self._spilled = place, threading.get_ident(), 0
+        self.settles = False
+        """Whether the lower level moves objects further (`ObjectStore.settle`)."""
 
     @property
     def capacity_bytes(self) -> int | None:
@@ -458,8 +463,9 @@ class TieredStore(ObjectStore):
             except NoSpaceError:
                 self._lower.bring_back(object_id)
 
-    def use_memory(self, lender: Lender) -> None:
-        self._lower.use_memory(lender)
+    def use_memory(self, lender: Lender) -> bool:
+        self.settles = self._lower.use_memory(lender)
+        return self.settles
 
     def _query(self, ask: Callable[[ObjectStore], T]) -> T:
         """Query the level that has the object; a moving object is in both until one deletes it."""

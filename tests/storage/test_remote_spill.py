@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ciel.memory.page_server import EXTENT_BYTES
 from ciel.storage.errors import CorruptObjectError, ObjectConflictError, ObjectNotFoundError
 from ciel.storage.files import FileStore
-from ciel.storage.interface import Capabilities
+from ciel.storage.interface import DISK, Capabilities
 from ciel.storage.remote_memory import FreePages, RemoteMemory
 from ciel.storage.remote_spill import RemoteSpill
 from ciel.storage.shelf import ShelfOptions
@@ -63,10 +63,10 @@ class Lab:
         self.lender = NodesLender(nodes, timeout_s=0.5)
         self.disk = FileStore(where / "lower", ShelfOptions())
         self.spill = RemoteSpill(self.disk, self.memory)
-        self.spill.use_memory(self.lender)
         options = ShelfOptions(capacity_bytes=CAPACITY_BYTES, links_overrun=True)
         upper = FileStore(where / "upper", options, may_block=False)
         self.store = TieredStore(upper, self.spill)
+        assert self.store.use_memory(self.lender)
 
     def put(self, end: int, start: int = 0) -> list[str]:
         """Write objects; those that do not fit are moved meanwhile."""
@@ -186,6 +186,21 @@ def test_an_object_that_is_larger_than_the_upper_level_comes_back_to_the_disk(la
     assert lab.memory.used_bytes == 0
 
 
+def test_an_object_that_was_begun_on_the_disk_is_moved_when_nobody_uses_it(lab: Lab) -> None:
+    with lab.store.begin_in(DISK, "x", size_hint_bytes=OBJECT_BYTES) as writer:
+        writer.write(content(7))
+        writer.commit()
+        reader = lab.store.open("x")
+    path = Path(str(reader.path))
+    time.sleep(0.05)
+    assert path.read_bytes() == content(7)
+    assert not lab.spill.is_remote("x")
+    reader.close()
+    until(lambda: lab.spill.is_remote("x"))
+    assert not path.exists()
+    assert lab.spill.get("x") == content(7)
+
+
 def test_deleted_objects_free_their_pages_and_empty_volumes_are_removed(lab: Lab) -> None:
     names = lab.put(12)
     assert lab.memory.used_bytes
@@ -293,5 +308,6 @@ class TestStoreThatSpillsToOtherMachines(DirectoryStoreSuite):
             FileStore(where / "lower", ShelfOptions(capacity_bytes=1)),
             RemoteMemory(EXTENT_BYTES),
         )
-        lower.use_memory(NodesLender(self._nodes))
-        return TieredStore(upper, lower)
+        store = TieredStore(upper, lower)
+        store.use_memory(NodesLender(self._nodes))
+        return store
