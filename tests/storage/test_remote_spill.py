@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.memory.page_server import EXTENT_BYTES
-from ciel.storage.errors import CorruptObjectError, ObjectConflictError, ObjectNotFoundError
+from ciel.storage.errors import (
+    CorruptObjectError,
+    NoSpaceError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+)
 from ciel.storage.files import FileStore
 from ciel.storage.interface import DISK, Capabilities
 from ciel.storage.remote_memory import FreePages, RemoteMemory
@@ -276,6 +282,41 @@ def test_an_object_whose_server_has_died_is_corrupt_and_others_are_written_elsew
     for number in range(20, 26):
         lab.bring_back(f"o{number}")
         assert lab.store.get(f"o{number}") == content(number)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_threads_that_read_write_and_delete_never_see_wrong_bytes_and_lose_no_page(
+    lab: Lab, nodes: Nodes, dies: bool
+) -> None:
+    end_s, allowed = time.monotonic() + 2.0, (ObjectNotFoundError, CorruptObjectError, NoSpaceError)
+
+    def use(seed: int) -> int:
+        chance, reads = random.Random(seed), 0
+        while time.monotonic() < end_s:
+            number = chance.randrange(24)
+            name = f"o{number}"
+            with suppress(*allowed):
+                if chance.random() < 0.1:
+                    lab.store.delete(name)
+                elif lab.store.stat(name) is None:
+                    lab.store.put(name, content(number))
+                else:
+                    lab.store.bring_back(name)
+                    with lab.store.open(name) as reader:
+                        assert reader.read(0, OBJECT_BYTES) == content(number)
+                        reads += 1
+        return reads
+
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(use, seed) for seed in range(3)]
+        if dies:
+            time.sleep(0.7)
+            nodes.kill("a")
+            nodes.join("b", extents=16)
+        assert sum(each.result(timeout=30) for each in running) > 10
+    for name in [*lab.store]:
+        lab.store.delete(name)
+    until(lambda: lab.memory.used_bytes == 0)
 
 
 class TestStoreThatSpillsToOtherMachines(DirectoryStoreSuite):
