@@ -235,6 +235,23 @@ def test_requests_that_cannot_be_met_say_why(lenders: Lenders) -> None:
         assert why in done.stderr
 
 
+def test_a_program_is_run_with_a_volume_and_its_status_is_passed_on(lenders: Lenders) -> None:
+    lenders.start()
+    lenders.create("space", "2MiB", 1)
+    run = ("ciel", "memory", "run")
+    done = lenders.home.run(*run, "space", "sh", "-c", "echo $CIEL_MEMORY; exit 3")
+    assert (done.returncode, done.stdout.split()[2:]) == (3, ["2", "1", "30"])
+    assert lenders.home.run(*run, "space", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    for words, why in (
+        (("space", "./nothing"), "./nothing cannot be started: No such file or directory"),
+        (("space",), "ciel memory run needs a program after the volume"),
+        (("nothing", "true"), "there is no volume 'nothing'"),
+    ):
+        done = lenders.home.run(*run, *words)
+        assert done.returncode in (1, 2), words
+        assert why in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nbdkit") is None, reason="needs nbdkit")
 @pytest.mark.skipif(shutil.which("nbdcopy") is None, reason="needs nbdcopy")

@@ -8,6 +8,8 @@ from typing import Final
 
 from ciel.cli.commands.memory import stats
 from ciel.cli.commands.memory.export import export
+from ciel.cli.commands.memory.run import ABOUT as ABOUT_RUN
+from ciel.cli.commands.memory.run import add_run, run
 from ciel.cli.commands.memory.stats import state_of_server, state_of_volume
 from ciel.cli.outcome import Status, say
 from ciel.cli.output.printing import print_json, print_text
@@ -129,6 +131,7 @@ VERBS = {
         "nbd-client, qemu and nbdcopy are such clients. nbdkit serves them: Debian's packages "
         "nbdkit and nbdkit-plugin-dev.",
     ),
+    "run": Verb("run a program that uses a volume", add_run, run, ABOUT_RUN),
     "remove": Verb("remove a volume and its pages", _add_name, _remove),
     "drain": Verb("let a memory server leave without loss", _add_server, _drain),
 }
