@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError, StoreSystemError
-from ciel.storage.remote_memory import Lender
+from ciel.storage.remote.memory import Lender
 
 Chunk = bytes | bytearray | memoryview
 Guard = AbstractContextManager[object]

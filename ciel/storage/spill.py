@@ -28,8 +28,8 @@ from ciel.storage.interface import (
     StoreUsage,
 )
 from ciel.storage.migration import Dropper
-from ciel.storage.remote_memory import RemoteMemory
-from ciel.storage.remote_spill import RemoteSpill
+from ciel.storage.remote.memory import RemoteMemory
+from ciel.storage.remote.spill import RemoteSpill
 from ciel.storage.shelf import ShelfOptions
 from ciel.storage.tiers import TieredStore, TieredWriter
 

@@ -51,7 +51,7 @@ from ciel.storage.interface import (
     StoreUsage,
 )
 from ciel.storage.migration import PIECE_BYTES, Migrator
-from ciel.storage.remote_memory import Lender
+from ciel.storage.remote.memory import Lender
 
 T = TypeVar("T")
 

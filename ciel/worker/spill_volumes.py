@@ -19,7 +19,7 @@ from ciel.core.errors import CielError
 from ciel.memory.master import VolumeOwner
 from ciel.memory.space import Space
 from ciel.net.ticks import DelayedCall
-from ciel.storage.remote_memory import VOLUME_MIN_BYTES
+from ciel.storage.remote.memory import VOLUME_MIN_BYTES
 from ciel.worker.disk_jobs import in_daemon_thread
 from ciel.worker.master_session import MasterSession
 
@@ -35,7 +35,7 @@ class NoAnswerError(CielError):
 
 
 class SpillVolumes:
-    """The volumes of one worker; implements `storage.remote_memory.Lender`."""
+    """The volumes of one worker; implements `storage.remote.memory.Lender`."""
 
     def __init__(self, reactor: Any, session: MasterSession, worker: str) -> None:
         self._reactor = reactor

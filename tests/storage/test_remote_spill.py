@@ -22,8 +22,8 @@ from ciel.storage.errors import (
 )
 from ciel.storage.files import FileStore
 from ciel.storage.interface import DISK, Capabilities
-from ciel.storage.remote_memory import FreePages, RemoteMemory
-from ciel.storage.remote_spill import RemoteSpill
+from ciel.storage.remote.memory import FreePages, RemoteMemory
+from ciel.storage.remote.spill import RemoteSpill
 from ciel.storage.shelf import ShelfOptions
 from ciel.storage.tiers import TieredStore
 from ciel.testing.directory_store_suite import DirectoryStoreSuite

@@ -229,7 +229,6 @@ class Worker:
         site = WorkerSite(reactor, key, open_healthz=options.open_healthz)
         own = with_port(address, self._listen(site.site))
         site.serve_as(own, self._id)
-
         machine = self._state = self._machine(own, store, executors)
         checksums = Checksums(reactor, store, Verify(options.verify))
         callers, events = Callers(launching.environ), Events(reactor)

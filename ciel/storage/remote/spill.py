@@ -36,7 +36,7 @@ from ciel.storage.interface import (
     StoreLevel,
     StoreUsage,
 )
-from ciel.storage.remote_memory import Lender, Range, RemoteMemory, RemoteMemoryError
+from ciel.storage.remote.memory import Lender, Range, RemoteMemory, RemoteMemoryError
 
 PIECE_BYTES: Final = 1 << 20
 REMOTE: Final = "remote"

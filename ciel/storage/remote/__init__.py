@@ -1,0 +1,1 @@
+"""The level of stores in memory of other machines: its pages, and the objects there."""
