@@ -128,6 +128,9 @@ struct shmfs_options {
      * slot back. Return false if another live process owns it. Only if `control_fd` is -1; without
      * this function, one thread at a time attaches or sweeps. */
     bool (*claim)(void *argument, uint32_t client, bool wants);
+    /* Called when this client begins a change. It may end the process, and it does not return while
+     * others may believe that this client is dead. */
+    void (*begins_change)(void *argument);
     uint32_t seed; /* of the strict build's random choices */
     /* Read the image and never change it: the memory may be mapped without PROT_WRITE. The client
      * takes no slot, no lock and no handle in the image, so other clients may remove a file while

@@ -109,6 +109,13 @@ static inline uint64_t bit(uint32_t shard)
     return (uint64_t)1 << shard;
 }
 
+/* Let the caller of the library find out whether this client stood still for too long. */
+static inline void begin_change(const struct shmfs *fs)
+{
+    if (fs->options.begins_change)
+        fs->options.begins_change(fs->options.is_alive_argument);
+}
+
 /* --- lock.c ---------------------------------------------------------------------------------- */
 
 /* Take shards of a kind. Fails with BUSY; then it holds none of them. */

@@ -187,6 +187,7 @@ int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards)
     for (int later = kind + 1; later < LOCK_KINDS; later++)
         assert(!fs->held[later]);
     assert(fs->held[kind] < (shards & -shards));
+    begin_change(fs); /* it leaves no lock behind if it ends the process */
     for (uint64_t left = shards; left; left &= left - 1) {
         const uint32_t shard = (uint32_t)__builtin_ctzll(left);
         int error = take(fs, lock_of(fs, kind, shard), true);
@@ -196,6 +197,7 @@ int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards)
         }
         fs->held[kind] |= bit(shard);
     }
+    begin_change(fs); /* waiting for the locks may have taken long */
     return 0; /* taking a register orders later accesses; readers drop the lines they read */
 }
 

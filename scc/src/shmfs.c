@@ -352,6 +352,7 @@ static int fill(struct shmfs *fs, struct shmfs_handle *handle, const struct imag
 {
     int error = 0;
     step_out(fs);
+    begin_change(fs); /* no lock is held */
     if (offset_bytes > copy->size_bytes)
         error = file_copy_in(fs, handle, copy, NULL, offset_bytes - copy->size_bytes,
                              copy->size_bytes);

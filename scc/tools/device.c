@@ -101,6 +101,13 @@ void device_await_verdict(void)
         pause_ms(BEAT_MS);
 }
 
+/* The heartbeats may notice later than the thread that changes the image that time has passed. */
+void device_begins_change(void *unused)
+{
+    (void)unused;
+    device_await_verdict();
+}
+
 /* Return whether the owner of a slot lives. Waits until its heart beats, or for DEAD_MS. */
 static bool lives(uint32_t number)
 {

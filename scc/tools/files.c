@@ -172,6 +172,7 @@ bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
             return false;
         options.is_alive = device_lives;
         options.claim = device_claim;
+        options.begins_change = device_begins_change;
     }
     size_t size_bytes = (shmfs_size() + 63) / 64 * 64;
     image->storage = aligned_alloc(64, size_bytes);

@@ -124,6 +124,7 @@ void device_await_verdict(void);
 /* Functions for `struct shmfs_options`. */
 bool device_lives(void *unused, uint32_t client, uint32_t generation);
 bool device_claim(void *unused, uint32_t client, bool wants);
+void device_begins_change(void *unused);
 
 /* --- loading (loading.c) --------------------------------------------------------------------- */
 
