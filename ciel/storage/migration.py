@@ -437,7 +437,10 @@ class Migrator:
 
         try:
             with suppress(StorageError):
-                self._lower.settle(object_id, self._lock, may_go_on)
+                is_settled = self._lower.settle(object_id, self._lock, may_go_on)
+                with self._lock:
+                    if not is_settled and not may_go_on():
+                        self._to_settle.append(object_id)  # when nobody uses it any more
         finally:
             self._end_move(object_id)
         return True

@@ -43,11 +43,12 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, width=width)
 
 
-def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a cluster, and `--json`."""
+def add_cluster_options(parser: argparse.ArgumentParser, *, prints_json: bool = True) -> None:
+    """Add the options that name a cluster, and `--json` if the command can print that."""
     parser.add_argument("-m", "--master", metavar="URL", help="URL of the master, http://HOST:PORT")
     parser.add_argument("--access", metavar="FILE", help="access file of the cluster")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    if prints_json:
+        parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def warn_of_late_options(

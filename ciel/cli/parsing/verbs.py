@@ -22,6 +22,8 @@ class Verb(NamedTuple):
     add_arguments: Callable[[ArgumentParser], None]
     act: Callable[[Client, Namespace], int]
     more: str = ""
+    prints_json: bool = True
+    """Whether it has the option `--json`."""
 
 
 def run_verb(command: str, about: str, verbs: Mapping[str, Verb], words: Sequence[str]) -> int:
@@ -33,7 +35,7 @@ def run_verb(command: str, about: str, verbs: Mapping[str, Verb], words: Sequenc
     verb = verbs[name]
     parser = make_parser(f"{command} {name}", verb.summary.capitalize() + ".", verb.more)
     verb.add_arguments(parser)
-    add_cluster_options(parser)
+    add_cluster_options(parser, prints_json=verb.prints_json)
     args = parser.parse_args(words[1:])
     with closing(connect(args, f"{command} {name}")) as client:
         return verb.act(client, args)

@@ -131,7 +131,7 @@ VERBS = {
         "nbd-client, qemu and nbdcopy are such clients. nbdkit serves them: Debian's packages "
         "nbdkit and nbdkit-plugin-dev.",
     ),
-    "run": Verb("run a program that uses a volume", add_run, run, ABOUT_RUN),
+    "run": Verb("run a program that uses a volume", add_run, run, ABOUT_RUN, prints_json=False),
     "remove": Verb("remove a volume and its pages", _add_name, _remove),
     "drain": Verb("let a memory server leave without loss", _add_server, _drain),
 }
