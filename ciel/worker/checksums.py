@@ -131,7 +131,7 @@ class Checksums:
         return [damage for damage in found if damage is not None]
 
     def _check(self, object_id: ObjectId) -> Damage | None:
-        store, place = self._store, ""
+        store = self._store
         try:
             store.bring_back(object_id)
             if self._verify is Verify.NEVER or object_id in self._verified:
@@ -139,10 +139,9 @@ class Checksums:
             info = store.stat(object_id)
             if info is None or info.checksum is None:
                 return None  # it is not here, or so new that its checksum is not known yet
-            with store.open(object_id) as reader:
-                place = reader.source or "the store"
             store.verify(object_id)
         except CorruptObjectError as error:
+            place = self._place_of(object_id)
             store.delete(object_id)
             return Damage(object_id, place, error)
         except StorageError:
@@ -150,6 +149,14 @@ class Checksums:
         if self._verify is Verify.FIRST:
             self._verified.add(object_id)
         return None
+
+    def _place_of(self, object_id: ObjectId) -> str:
+        """Return the file of an object. To open an object is to use it, so others stay unopened."""
+        try:
+            with self._store.open(object_id) as reader:
+                return reader.source or "the store"
+        except StorageError:
+            return "the store"
 
     def _checked(self, damages: list[Damage] | None, objects: Sequence[ObjectId]) -> None:
         for object_id, place, error in damages or ():

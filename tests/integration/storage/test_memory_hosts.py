@@ -149,5 +149,9 @@ with ciel.Client() as client, client.job("large") as job:
     print([job.read(one, timeout_s=60).decode().split()[0] for one in sums] == right)
 """
     assert cluster.python(2, f"LETTERS = {ascii_letters!r}{script}") == "True\n"
-    levels = {row["name"]: row for row in cluster.ciel("store", "stats")}
-    assert levels["remote"]["objects"] > 10
+
+    def remote() -> int:
+        levels = {row["name"]: row for row in cluster.ciel("store", "stats")}
+        return int(levels["remote"]["objects"])
+
+    wait_for(lambda: remote() > 10, "the figures of objects on other hosts")
