@@ -368,8 +368,8 @@ class ObjectStore(ABC):
     def settle(self, object_id: str, guard: Guard, may_go_on: Callable[[], bool]) -> bool:
         """Move an object that was written here to where this store moves objects; True if it was.
 
-        `may_go_on` becomes false when somebody uses the object. The object changes its place within
-        `guard`, and only if it still may.
+        `may_go_on` becomes false when a reader or writer opens the object. This store changes the
+        object's place within `guard`, and only if `may_go_on` is still true.
         """
         return False
 

@@ -440,7 +440,7 @@ class Migrator:
                 is_settled = self._lower.settle(object_id, self._lock, may_go_on)
                 with self._lock:
                     if not is_settled and not may_go_on():
-                        self._to_settle.append(object_id)  # when nobody uses it any more
+                        self._to_settle.append(object_id)  # again, after its last user
         finally:
             self._end_move(object_id)
         return True

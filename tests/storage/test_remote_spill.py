@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -317,6 +318,57 @@ def test_threads_that_read_write_and_delete_never_see_wrong_bytes_and_lose_no_pa
     for name in [*lab.store]:
         lab.store.delete(name)
     until(lambda: lab.memory.used_bytes == 0)
+
+
+class SlowSpace:
+    """A space whose reads wait until the test lets them end."""
+
+    def __init__(self) -> None:
+        self.is_read, self.may_end = threading.Event(), threading.Event()
+        self.was_closed_while_read = False
+
+    def read_into(self, address: int, buffer: memoryview) -> None:
+        self.is_read.set()
+        self.may_end.wait(20)
+        self.is_read.clear()
+
+    def write(self, address: int, content: bytes | bytearray | memoryview) -> None: ...
+
+    def close(self) -> None:
+        self.was_closed_while_read = self.is_read.is_set()
+
+    def remove(self) -> None: ...
+
+
+class SlowLender:
+    def __init__(self) -> None:
+        self.space = SlowSpace()
+
+    def create(self, size_bytes: int) -> SlowSpace:
+        return self.space
+
+    def call_now_and_then(self, tidy: Callable[[], None]) -> None: ...
+
+
+def test_a_space_is_closed_when_no_thread_reads_it_any_more() -> None:
+    """The space is in C: a read must not find its memory freed."""
+    memory, lender = RemoteMemory(EXTENT_BYTES), SlowLender()
+    memory.use(lender)
+    ranges = memory.take(10)
+    assert ranges is not None
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(memory.read, ranges, 0, memoryview(bytearray(10)))
+        assert lender.space.is_read.wait(20)
+        closing = pool.submit(memory.close)
+        with suppress(TimeoutError):
+            closing.result(timeout=0.1)
+        assert not closing.done()
+        lender.space.may_end.set()
+        closing.result(timeout=20)
+        reading.result(timeout=20)
+    assert not lender.space.was_closed_while_read
+    with pytest.raises(OSError, match="the store is closed"):
+        memory.read(ranges, 0, memoryview(bytearray(10)))
 
 
 class TestStoreThatSpillsToOtherMachines(DirectoryStoreSuite):

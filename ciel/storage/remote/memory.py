@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
 from ciel.core.errors import CielError
@@ -20,7 +21,9 @@ VOLUME_BYTES: Final = 256 << 20
 """The size of a volume: creating one takes the master about a millisecond."""
 VOLUME_MIN_BYTES: Final = 1 << 20
 RETRY_S: Final = 5.0
-"""How long no memory is used after the lender had none, or after an error."""
+"""How long the store asks for no memory after the lender had none, or after an error."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long `close` waits for reads and writes that run; each ends within its own time limit."""
 
 
 class RemoteMemoryError(CielError, OSError):
@@ -43,7 +46,7 @@ class Lender(Protocol):
     """Creates volumes. It may wait for another machine, so only threads call it."""
 
     def create(self, size_bytes: int) -> Space | None:
-        """Return the space of a new volume; None if there is no memory for it now."""
+        """Return the space of a new volume; None if no memory server has room for it now."""
         ...
 
     def call_now_and_then(self, tidy: Callable[[], None]) -> None:
@@ -97,6 +100,7 @@ class Volume:
         self.space = space
         self.free_pages = FreePages(pages)
         self.has_failed = False  # then no further object is written there
+        self.calls = 0  # reads and writes that run
 
 
 class Range(NamedTuple):
@@ -118,8 +122,10 @@ class RemoteMemory:
         self._lender: Lender | None = None
         self._volumes: list[Volume] = []
         self._not_before_s = 0.0
+        self._is_closed = False
         self._creating = threading.Lock()
-        self._lock = threading.RLock()  # collecting a writer may call `give_back` in any call
+        # The lock is reentrant: collecting a writer may call `give_back` in any call.
+        self._lock = threading.Condition()
 
     def use(self, lender: Lender) -> None:
         """Begin to use the memory of a lender."""
@@ -137,7 +143,7 @@ class RemoteMemory:
         return sum(free.pages - free.free for free in volumes) * PAGE_BYTES
 
     def take(self, size_bytes: int) -> list[Range] | None:
-        """Reserve pages for so many bytes; None if there is no memory for them now."""
+        """Reserve pages for so many bytes; None if no memory server has room for them now."""
         pages = -(-size_bytes // PAGE_BYTES)
         while True:
             with self._lock:
@@ -160,9 +166,9 @@ class RemoteMemory:
         return found
 
     def _create(self, pages: int) -> bool:
-        """Create a volume, unless another thread has created one; False if there is no memory.
+        """Create a volume, unless another thread has created one; False if none can be created.
 
-        If there is no memory for a whole volume, create a smaller one.
+        If the memory servers have no room for a whole volume, create a smaller one.
         """
         with self._lock:
             free = sum(v.free_pages.free for v in self._volumes if not v.has_failed)
@@ -194,11 +200,16 @@ class RemoteMemory:
             volume.space.remove()
 
     def close(self) -> None:
-        """Close all spaces. The owner of the volumes removes them when this process has ended."""
+        """Close all spaces when no thread reads or writes them; wait for that CLOSE_TIMEOUT_S.
+
+        The master removes the volumes when this process has ended.
+        """
         with self._lock:
             volumes, self._volumes = self._volumes, []
-            self._lender = None
-        for volume in volumes:
+            self._lender, self._is_closed = None, True
+            self._lock.wait_for(lambda: not any(v.calls for v in volumes), CLOSE_TIMEOUT_S)
+            idle = [volume for volume in volumes if not volume.calls]
+        for volume in idle:
             volume.space.close()
 
     # --- content ----------------------------------------------------------------------------------
@@ -211,25 +222,33 @@ class RemoteMemory:
             piece: bytes | memoryview = content[part]
             if padding := -len(piece) % PAGE_BYTES:
                 piece = bytes(piece) + bytes(padding)
-            try:
+            with self._calling(volume):
                 volume.space.write(address, piece)
-            except OSError as error:
-                self._failed(volume)
-                raise RemoteMemoryError(str(error)) from error
 
     def read(self, ranges: Sequence[Range], offset: int, buffer: memoryview) -> None:
         """Fill a buffer with the bytes from an offset. Raises RemoteMemoryError."""
         for volume, address, part in _parts(ranges, offset, buffer.nbytes):
-            try:
+            with self._calling(volume):
                 volume.space.read_into(address, buffer[part])
-            except OSError as error:
-                self._failed(volume)
-                raise RemoteMemoryError(str(error)) from error
 
-    def _failed(self, volume: Volume) -> None:
+    @contextmanager
+    def _calling(self, volume: Volume) -> Iterator[None]:
+        """Keep a space open during a call; translate its error, and note that it has failed."""
         with self._lock:
-            volume.has_failed = True
-            self._not_before_s = self._now_s() + RETRY_S
+            if self._is_closed:
+                raise RemoteMemoryError("the store is closed")
+            volume.calls += 1
+        try:
+            yield
+        except OSError as error:
+            with self._lock:
+                volume.has_failed = True
+                self._not_before_s = self._now_s() + RETRY_S
+            raise RemoteMemoryError(str(error)) from error
+        finally:
+            with self._lock:
+                volume.calls -= 1
+                self._lock.notify_all()
 
 
 def _parts(

@@ -362,7 +362,7 @@ class RemoteWriter(ObjectWriter):
         )
 
     def finish(self, checksum: str | None) -> list[Range]:
-        """Write what is pending, and return where the object is; its user has to free that."""
+        """Write the pending bytes, and return the pages of the object, which the caller frees."""
         _compare(ObjectInfo(self.object_id, self.size_bytes, checksum), self._digest.hexdigest())
         self._flush(len(self._pending))
         ranges, self._ranges = self._ranges, None
