@@ -175,8 +175,8 @@ class PeerSession:
     def resume(self, peer: Peer, *, confirms_last: bool = False) -> None:
         """Resume over a new connection: confirm received messages, resend unconfirmed ones.
 
-        `confirms_last`: in the other order, for a peer that sends nothing before the confirmation,
-        and must not forget its messages before it has their consequences.
+        `confirms_last`: resend first, then confirm. A worker needs that: it must not forget its
+        messages before it has their consequences, and it sends nothing before the confirmation.
         """
         self.peer = peer
         self._owes_confirmation = confirms_last

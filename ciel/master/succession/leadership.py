@@ -64,7 +64,7 @@ Order = NameSuccession | AnnounceMasters | RunAgain
 
 
 class Leadership:
-    """Carries out what a `Commits` decides, from the start of a master to its end."""
+    """Carries out the decisions of its `Commits`, from the start of a master to its end."""
 
     def __init__(self, commits: Commits, journal: Journal, *, is_recorded: bool) -> None:
         """`journal`: where successions are recorded, without its standbys. `is_recorded`: it has

@@ -19,7 +19,7 @@ from ciel.testing.simulator.world import Process, World
 def base_of(content: bytes, now_s: float, chronicle: Chronicle, *, compares: bool) -> bytes:
     """Return the groups of the base that replaces the groups of a journal's files.
 
-    `chronicle` is told. `compares`: raise Violation if a master restores from the base another
+    It tells the chronicle. `compares`: raise Violation if a master restores from the base another
     state than from the files.
     """
     batches: list[Batch] = [

@@ -18,7 +18,7 @@ from ciel.memory.companion import Companion
 from ciel.memory.master import VolumeOwner
 
 VARIABLE: Final = "CIEL_MEMORY"
-"""What the program's library reads: the socket, and the description of the volume."""
+"""The variable that the program's library reads: the socket, and a description of the volume."""
 SIGNAL_BASE: Final = 128
 """A program that a signal has ended has this exit status and the number of the signal, as in a
 shell."""

@@ -39,7 +39,7 @@ class Chronicle:
         self._compacted[encode_records(as_read)] = self.whole(records)
 
     def whole(self, records: Sequence[Message]) -> list[Message]:
-        """Return the records of a journal, with those that its base leaves out."""
+        """Return the records of a journal, and the records that its base leaves out."""
         for end, record in enumerate(records, 1):
             if isinstance(record, JournalCompacted):
                 return [*self._compacted[encode_records(records[:end])], *records[end:]]
