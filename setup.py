@@ -53,6 +53,7 @@ COMPILED_MODULES = (
     "ciel/executors/conversation.py",
     "ciel/executors/nested.py",
     "ciel/executors/python_calls.py",
+    "ciel/journal/groups.py",
     "ciel/master/service.py",
     "ciel/master/write_ahead.py",
     "ciel/net/channels.py",

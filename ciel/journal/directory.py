@@ -15,7 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -118,21 +118,24 @@ def adopt_base(directory: Path, number: int) -> None:
         path.unlink()
 
 
-def read_groups(directory: Path) -> Iterator[Group]:
-    """Yield the groups of all files of a journal, in order. A last file that is cut off in its last
-    group ends before that group. Raises JournalError for other damage.
+def read_groups(directory: Path) -> Generator[Group, None, int]:
+    """Yield the groups of all files of a journal, in order; return the size of the part of the last
+    file that is intact. A last file that is cut off in its last group ends before that group.
+    Raises JournalError for other damage.
     """
     paths = find_files(directory).paths
+    good_bytes = 0
     for path in paths:
         reader = JournalReader(path.read_bytes())
         yield from reader.groups()
-        damage = reader.damage
+        damage, good_bytes = reader.damage, reader.good_bytes
         if damage is None:
             continue
         if reader.is_foreign:
             raise JournalFormatError(path, damage.reason)
         if path is not paths[-1] or not damage.is_tail or is_base(path):
             raise JournalDamagedError(path, damage.offset, damage.reason)
+    return good_bytes
 
 
 def is_base(path: Path) -> bool:
@@ -140,26 +143,17 @@ def is_base(path: Path) -> bool:
     return path.suffix == ".base"
 
 
-def cut_tail(path: Path) -> int:
-    """Cut off the incomplete last group of a file; return the number of bytes that were cut.
-
-    Other damage stays.
-    """
-    if is_base(path):
-        return 0
-    reader = JournalReader(path.read_bytes())
-    for _ in reader.groups():
-        pass
-    if reader.damage is None or not reader.damage.is_tail or reader.is_foreign:
-        return 0
-    size_bytes = path.stat().st_size
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.ftruncate(fd, reader.good_bytes)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    return size_bytes - reader.good_bytes
+def cut_tail(path: Path, good_bytes: int) -> int:
+    """Cut off what follows the intact part of a file; return the number of bytes that were cut."""
+    cut_bytes = path.stat().st_size - good_bytes
+    if cut_bytes:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, good_bytes)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return cut_bytes
 
 
 def sync_file(path: Path) -> None:

@@ -25,10 +25,10 @@ class JournalInUseError(JournalError):
 
 
 class JournalDamagedError(JournalError):
-    """A group in the middle of a journal is damaged: acknowledged work may be missing."""
+    """A group is damaged, and not by a crash: acknowledged work may be missing."""
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
-        why = f"at byte {offset:,} {reason}, and intact groups follow"
+        why = f"at byte {offset:,} {reason}, which no crash leaves"
         advice = (
             "restore the file from a copy; or look at it with `ciel journal dump`, and move the "
             "journal's directory away to start without its jobs"

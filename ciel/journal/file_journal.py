@@ -86,21 +86,21 @@ class FileJournal:
         self._thread = threading.Thread(target=self._run, name="ciel-journal", daemon=True)
 
     def groups(self) -> Iterator[Group]:
-        """Cut off the incomplete end that a crash has left, and yield the groups of the earlier
-        masters. Raises JournalError.
+        """Yield the groups of the earlier masters, and then cut off the incomplete end that a crash
+        has left. Raises JournalError.
 
         A master that was killed may have left groups that the disk has not stored yet. They are
         made durable before this master acts on them: a file that loses them later would end before
         the next file begins.
         """
+        good_bytes = yield from read_groups(self.directory)
         paths = find_files(self.directory).paths
         if paths:
-            self.cut_bytes = cut_tail(paths[-1])
+            self.cut_bytes = cut_tail(paths[-1], good_bytes)
             if self._sync != OFF:
                 sync_file(paths[-1])
         for path in paths:
             self._count(path)
-        yield from read_groups(self.directory)
 
     def open(self) -> None:
         """Begin a new file after the existing ones. Raises JournalError."""

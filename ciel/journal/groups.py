@@ -118,8 +118,8 @@ class JournalReader:
             time_s, size_bytes, frames = found
             try:
                 records = decode_records(frames)
-            except WireError as error:
-                self._end(offset, f"the group cannot be read: {error}")
+            except WireError as error:  # no crash leaves that: a newer version of ciel wrote it
+                self.damage = Damage(offset, f"the group cannot be read: {error}", is_tail=False)
                 return
             yield Group(offset, size_bytes, time_s, records)
             self.good_bytes = offset = offset + size_bytes

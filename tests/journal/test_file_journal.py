@@ -41,6 +41,7 @@ from ciel.journal.errors import (
 from ciel.journal.file_journal import ALWAYS, INTERVAL, OFF, SYNC_MODES, FileJournal
 from ciel.journal.groups import HEADER, encode_records, seal
 from ciel.testing.builders import a_job_spec
+from ciel.wire.frames import encode_frames
 
 
 class Owner:
@@ -171,6 +172,19 @@ def test_a_damaged_middle_is_named_and_nothing_is_cut(directory: Path) -> None:
     with pytest.raises(
         JournalDamagedError, match=r"at byte 16 a group does not match its checksum"
     ):
+        Owner(directory)
+    assert path.read_bytes() == data
+
+
+def test_records_of_a_newer_version_are_not_cut_off(directory: Path) -> None:
+    first = Owner(directory)
+    first.write(numbered(1))
+    first.journal.close()
+    path = journal_path(directory, 1)
+    with path.open("ab") as file:
+        file.write(seal(encode_frames([(["invented-later", 1], b"")]), 5.0))
+    data = path.read_bytes()
+    with pytest.raises(JournalDamagedError, match=r"'invented-later' is not expected here"):
         Owner(directory)
     assert path.read_bytes() == data
 
@@ -407,7 +421,7 @@ def test_what_an_earlier_master_left_is_durable_before_it_counts(
 ) -> None:
     """A killed master may leave groups that a power failure would still take away."""
     owner = Owner(directory)
-    owner.write(CloseJob(JobId("a job")))
+    owner.write(CloseJob(JobId("job-1")))
     owner.journal.close()
     synced: list[str] = []
     fsync = os.fsync

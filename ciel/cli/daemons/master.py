@@ -26,7 +26,14 @@ from ciel.cli.daemons.compactor import COMPACT_FROM_BYTES, Compactor
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.ports import DEFAULT_LISTEN
-from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
+from ciel.cli.daemons.process import (
+    log,
+    run,
+    set_log_level,
+    settle_memory,
+    start_failure,
+    without_collection,
+)
 from ciel.cli.daemons.standby import follow, run_again
 from ciel.cli.daemons.timeouts import add_worker_limits
 from ciel.cli.parsing.parser import Parser, memory_size, seconds, whole_number
@@ -377,10 +384,11 @@ class Master:
         journal = self.open_journal()
         count = 0
         try:
-            for group in journal.groups():
-                for record in group.records:
-                    restoration.apply(record, group.time_s)
-                count += len(group.records)
+            with without_collection():
+                for group in journal.groups():
+                    for record in group.records:
+                        restoration.apply(record, group.time_s)
+                    count += len(group.records)
             journal.open()
         except BaseException:
             journal.close()

@@ -14,7 +14,7 @@ from ciel.access.keys import Key, Role
 from ciel.access.settings import find_master
 from ciel.cli.daemons.compactor import Compactor
 from ciel.cli.daemons.errors import DaemonError
-from ciel.cli.daemons.process import log, start_failure
+from ciel.cli.daemons.process import log, settle_memory, start_failure
 from ciel.core.errors import CielError
 from ciel.journal.errors import JournalError
 from ciel.journal.file_journal import FileJournal
@@ -103,6 +103,7 @@ def follow(candidate: Candidate, reactor: Any, options: argparse.Namespace) -> N
         raise DaemonError("--standby needs --journal: a directory for the copy", status=2)
     found = find_master(options.standby, options.access, os.environ)
     assert found is not None
+    settle_memory()  # before the copy grows
     door, url = candidate.reserve()
     candidate.keep(door.close)
     following = Following(

@@ -84,6 +84,7 @@ class ClientRequests:
                 if job.state is not JobState.COMPLETED:  # a job in another state may be retried
                     if spec.id not in self._graph.tasks:
                         context.require_room(job)
+                    check_task(spec)
                     context.add_task(spec, known, job)
             case WantObjects(job_id, objects):
                 job = self._jobs.find(job_id)

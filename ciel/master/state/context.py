@@ -17,7 +17,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.refs import Reference
 from ciel.core.retries import RetryState
-from ciel.core.tasks import TaskSpec, check_task
+from ciel.core.tasks import TaskSpec
 from ciel.master.state.workers import WorkerTable
 
 
@@ -78,8 +78,10 @@ class Context:
             raise TooManyTasksError(job.spec.id, self.tasks_max)
 
     def add_task(self, spec: TaskSpec, known: Iterable[Reference], job: Job) -> None:
-        """Add a task to a job; raises CielError. `known`: references that its creator knows."""
-        check_task(spec)
+        """Add a task (checked by `tasks.check_task`) to a job; raises CielError.
+
+        `known`: references that its creator knows.
+        """
         refs = tuple(known)
         for ref in refs:
             introduce(self.graph, ref, job)

@@ -17,7 +17,7 @@ from ciel.core.events import (
 )
 from ciel.core.graph.early_outputs import publish_early
 from ciel.core.graph.nodes import TaskNode
-from ciel.core.tasks import ASSIGNED, TaskSpec
+from ciel.core.tasks import ASSIGNED, TaskSpec, check_task
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.context import Context
 from ciel.master.state.workers import WorkerNode
@@ -55,6 +55,7 @@ class InlineChildren:
             if not parent.job.is_cancelled:  # otherwise the parent is being cancelled as well
                 if is_new:
                     self._context.require_room(parent.job)
+                check_task(spec)
                 self._context.add_task(spec, message.known, parent.job)
         except CielError as error:
             self._context.send(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))
