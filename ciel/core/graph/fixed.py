@@ -85,7 +85,7 @@ class FixedProcesses:
                 places = locations_of(node.ref)
                 self.attached.pop(object_id, None)
                 for place in places:
-                    self._objects.lose(node, object_id, place)
+                    self._objects.lose(node, place)
             else:
                 places = self._retention.forget(object_id, node)
             for place in places:

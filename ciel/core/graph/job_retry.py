@@ -142,7 +142,7 @@ def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
         return False
     if type(node.ref) is not Failure or node.ref.reason != OBJECT_LOST:
         return False
-    graph.objects.forget(node, object_id)
+    graph.objects.forget(node)
     for wanter in node.wanters:
         wanter.unsettled += 1
     return True

@@ -30,7 +30,7 @@ def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
     was_settled = node is not None and node.is_settled  # a stream is not settled
     if node is None:
         return False
-    if not graph.objects.lose(node, object_id, location):
+    if not graph.objects.lose(node, location):
         if (stranded := graph.fixed.lost(object_id)) is not None:
             graph.fail(*stranded)
         return False

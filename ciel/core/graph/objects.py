@@ -37,11 +37,16 @@ _FIXED: frozenset[type] = frozenset((Fixed,))
 
 
 class ObjectNode:
-    """One object: its reference, its producer, its number of users, and the jobs that want it."""
+    """One object: its reference, its producer, its number of users, and the jobs that want it.
 
-    __slots__ = ("holds", "producer", "ref", "users", "wanters")
+    All tables of the master contain the string `id` itself: there are millions of ids, and each
+    copy would take as much memory as this node.
+    """
 
-    def __init__(self, producer: TaskNode | None = None) -> None:
+    __slots__ = ("holds", "id", "producer", "ref", "users", "wanters")
+
+    def __init__(self, object_id: ObjectId, producer: TaskNode | None = None) -> None:
+        self.id = object_id
         self.ref: Reference | None = None
         self.producer = producer
         self.holds = 0
@@ -78,10 +83,10 @@ class ObjectTable:
     def get(self, object_id: str) -> ObjectNode | None:
         return self.nodes.get(object_id)
 
-    def ensure(self, object_id: str) -> ObjectNode:
+    def ensure(self, object_id: ObjectId) -> ObjectNode:
         node = self.nodes.get(object_id)
         if node is None:
-            node = self.nodes[object_id] = ObjectNode()
+            node = self.nodes[object_id] = ObjectNode(object_id)
         return node
 
     def reference(self, object_id: ObjectId) -> Reference:
@@ -97,7 +102,7 @@ class ObjectTable:
         old = node.ref
         if old is None:
             if type(ref) is Value:  # it has no location, so no other table changes
-                node.ref = ref
+                node.ref = Value(node.id, ref.encoded)
                 return True
             old = Future(ref.id)
         new = merge(old, ref)
@@ -106,25 +111,25 @@ class ObjectTable:
         was_consumable, was_settled = node.is_consumable, node.is_settled
         if type(new) is Value and type(old) not in STREAMS:
             for place in locations_of(old):
-                self.replaced.setdefault(place, []).append(ref.id)
-        self._replace(node, ref.id, new)
+                self.replaced.setdefault(place, []).append(node.id)
+        self._replace(node, new)
         return (node.is_consumable and not was_consumable) or (node.is_settled and not was_settled)
 
-    def lose(self, node: ObjectNode, object_id: ObjectId, location: str) -> bool:
+    def lose(self, node: ObjectNode, location: str) -> bool:
         """Remove a location from an object; return whether the object stops being consumable."""
         if node.ref is None or location not in locations_of(node.ref):
             return False
         was_consumable = node.is_consumable
-        left = merge(node.ref, Tombstone(object_id, frozenset((location,))))
+        left = merge(node.ref, Tombstone(node.id, frozenset((location,))))
         if type(node.ref) is Fixed and node.producer is not None:
-            left = Future(object_id)  # its producer can run again and start another process
-        self._replace(node, object_id, left)
+            left = Future(node.id)  # its producer can run again and start another process
+        self._replace(node, left)
         return was_consumable and not node.is_consumable
 
-    def forget(self, node: ObjectNode, object_id: ObjectId) -> frozenset[str]:
+    def forget(self, node: ObjectNode) -> frozenset[str]:
         """Make an object a future again; return the locations of its copies, to be deleted."""
         places = NOWHERE if node.ref is None else locations_of(node.ref)
-        self._replace(node, object_id, None)
+        self._replace(node, None)
         return places
 
     def use(self, uses: dict[ObjectId, None], object_id: ObjectId) -> None:
@@ -164,16 +169,18 @@ class ObjectTable:
     def remove(self, object_id: ObjectId) -> None:
         node = self.nodes.pop(object_id, None)
         if node is not None:
-            self._replace(node, object_id, None)
+            self._replace(node, None)
 
-    def _replace(self, node: ObjectNode, object_id: ObjectId, ref: Reference | None) -> None:
+    def _replace(self, node: ObjectNode, ref: Reference | None) -> None:
+        object_id = node.id
         before = NOWHERE if node.ref is None else locations_of(node.ref)
         if self.watched and object_id in self.watched:
             self.changed[object_id] = None
         if isinstance(ref, Concrete):
             # All objects at the same locations share one frozenset: a frozenset takes more memory
             # than the rest of the entry.
-            ref = ref._replace(locations=self._places.setdefault(ref.locations, ref.locations))
+            places = self._places.setdefault(ref.locations, ref.locations)
+            ref = Concrete(object_id, ref.size_bytes, places)
         old, new = type(node.ref), type(ref)
         if old is not new:
             for kinds, known in ((STREAMS, self.growing), (_FIXED, self.fixed)):

@@ -106,7 +106,7 @@ def _forget_upload(
         return
     graph.objects.end_use(job.uploads, object_id)
     del job.released[object_id]
-    for place in graph.objects.forget(node, object_id):
+    for place in graph.objects.forget(node):
         deletions.setdefault(place, []).append(object_id)
     graph.objects.remove(object_id)
 
@@ -208,7 +208,7 @@ class _DeletionCollector:
             return
         if objects.is_used(object_id) or object_id in self._kept:
             return
-        for place in objects.forget(node, object_id):
+        for place in objects.forget(node):
             self._deletions.setdefault(place, []).append(object_id)
         self._graph.remove_object(object_id)
 

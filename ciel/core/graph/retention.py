@@ -104,7 +104,7 @@ class Retention:
 
     def forget(self, object_id: ObjectId, node: ObjectNode) -> frozenset[str]:
         """Turn an object into a future again; return the locations of its copies."""
-        places = self._objects.forget(node, object_id)
+        places = self._objects.forget(node)
         self.output_gone(node.producer)
         return places
 

@@ -82,7 +82,7 @@ class Streams:
 
     def reset(self, object_id: ObjectId) -> None:
         """Turn a growing object into a future again, since its producer has stopped writing it."""
-        self._objects.forget(self._objects.nodes[object_id], object_id)
+        self._objects.forget(self._objects.nodes[object_id])
         self.break_off(object_id)
 
     def end(self, task: TaskNode) -> list[ObjectId]:

@@ -126,7 +126,7 @@ class TaskGraph:
             producing = self._claim_outputs(node, parent)
         else:
             for object_id in producing:
-                nodes[object_id] = ObjectNode(node)
+                nodes[object_id] = ObjectNode(object_id, node)
         self.tasks[spec.id] = node
         if job.first is None:
             job.first = spec
@@ -135,7 +135,7 @@ class TaskGraph:
         for object_id in spec.inputs:
             source = nodes.get(object_id)
             if source is None:
-                source = nodes[object_id] = ObjectNode()
+                source = nodes[object_id] = ObjectNode(object_id)
                 self.undeclared_outputs.named(object_id, job)
             source.holds += 1
             source.users += 1
@@ -166,7 +166,7 @@ class TaskGraph:
         for object_id in spec.outputs:
             output = nodes.get(object_id)
             if output is None:
-                nodes[object_id] = ObjectNode(task)
+                nodes[object_id] = ObjectNode(object_id, task)
             elif output.producer is None:
                 output.producer = task
             else:
@@ -216,8 +216,8 @@ class TaskGraph:
         """Make a job want an object; if the object is missing, its producer becomes active."""
         if object_id in job.wanted:
             return
-        job.wanted[object_id] = None
         node = self.objects.nodes.get(object_id) or self.objects.ensure(object_id)
+        job.wanted[node.id] = None
         node.wanters = (*node.wanters, job) if node.wanters else job.as_wanter
         if node.ref is not None and node.is_settled:
             self.settled.append(object_id)
@@ -314,7 +314,7 @@ class TaskGraph:
         for object_id in task.outputs:
             node = self.objects.nodes[object_id]
             if node.producer is task and type(node.ref) is Failure:
-                self.objects.forget(node, object_id)
+                self.objects.forget(node)
                 for wanter in node.wanters:
                     wanter.unsettled += 1
         self.reopen(task)

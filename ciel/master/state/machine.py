@@ -370,7 +370,7 @@ class MasterMachine:
 
     def forget(self, object_id: ObjectId) -> None:
         """Forget an object that no task or job names, and delete its copies."""
-        places = self.graph.objects.forget(self.graph.objects.nodes[object_id], object_id)
+        places = self.graph.objects.forget(self.graph.objects.nodes[object_id])
         self.graph.remove_object(object_id)
         self.context.delete({place: [object_id] for place in places})
 
