@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
-from pathlib import Path
 from types import ModuleType
 
 
@@ -32,18 +31,25 @@ class Sources:
         return None
 
 
-def changed_since_compiled(package: Path) -> bool:
-    """Whether this is a checkout with a source that is newer than its compiled module."""
-    compiled_s = [path.stat().st_mtime for path in package.glob("compiled_*.so")]
-    if not compiled_s or not (package.parent / "pyproject.toml").exists():
+def changed_since_compiled(package: str) -> bool:
+    """Whether this is a checkout with a source that is newer than its compiled module.
+
+    Each process that imports ciel calls this. So it reads each directory once: 3 ms.
+    """
+    with os.scandir(package) as entries:
+        compiled_s = [e.stat().st_mtime for e in entries if e.name.startswith("compiled_")]
+    if not compiled_s or not os.path.exists(os.path.join(package, "..", "pyproject.toml")):
         return False
-    return any(
-        (source := module.with_name(f"{module.name.partition('.')[0]}.py")).exists()
-        and source.stat().st_mtime > min(compiled_s)
-        for pattern in ("*/*.so", "*/*/*.so", "*/*/*/*.so")
-        for module in package.glob(pattern)
-    )
+    for place, below, names in os.walk(package, followlinks=True):
+        below[:] = [name for name in below if name != "__pycache__"]
+        sources = set(names)
+        for name in names:
+            source = f"{name.partition('.')[0]}.py"
+            if name.endswith(".so") and source in sources:
+                if os.stat(os.path.join(place, source)).st_mtime > min(compiled_s):
+                    return True
+    return False
 
 
-if os.environ.get("CIEL_PURE") == "1" or changed_since_compiled(Path(__file__).parent):
+if os.environ.get("CIEL_PURE") == "1" or changed_since_compiled(os.path.dirname(__file__)):
     sys.meta_path.insert(0, Sources())
