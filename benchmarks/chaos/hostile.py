@@ -156,15 +156,16 @@ def _hostile_json(setting: Setting) -> Findings:
 
 
 def spoilt(text: bytes, chance: random.Random) -> bytes:
-    """Return JSON in which a value has another kind, or a character is another one."""
+    """Return JSON in which a name or an executor has another kind, or bytes that are no JSON.
+
+    The arguments of a task may be anything: only its executor reads them, on a worker.
+    """
     if chance.random() < 0.5:
-        word = chance.choice([b'"a"', b'"stdinout"', b"{}", b'[{"name"'])
-        other = chance.choice(
-            [b"NaN", b"[[[]]]", b'{"__ref__": 1}', b"-1", b"null", b"}", b'"\\ud800"']
-        )
+        word = chance.choice([b'"a"', b'"stdinout"', b'[{"name"'])
+        other = chance.choice([b"NaN", b"[[[]]]", b'{"__ref__": 1}', b"-1", b"}", b'"\\ud800"'])
         return text.replace(word, other, 1)
     place = chance.randrange(len(text) - 1)
-    return text[:place] + bytes([chance.choice(b'\x00\xff{}[]"')]) + text[place + 1 + place % 3 :]
+    return text[:place] + bytes([chance.choice(b"\x00\x1f\xff")]) + text[place + 1 + place % 3 :]
 
 
 @row(

@@ -179,6 +179,7 @@ def _endless_spawning(setting: Setting) -> Findings:
             endless = other.job("endless")
             kwargs = {"command": command, "number": 1}
             endless.want(endless.add("proc", {"command": command, "proc_kwargs": kwargs}))
+            endless.close()  # an open job may get other tasks, so its failed result does not end it
             pause(1.0)
             beside = rate(client, seconds)
             tasks = sum(client.ask("status")["tasks"].values())
