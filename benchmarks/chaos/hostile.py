@@ -156,7 +156,7 @@ def _hostile_json(setting: Setting) -> Findings:
 
 
 def spoilt(text: bytes, chance: random.Random) -> bytes:
-    """Return JSON in which a name or an executor has another kind, or bytes that are no JSON.
+    """Return JSON in which a name or an executor has another kind, or broken JSON.
 
     The arguments of a task may be anything: only its executor reads them, on a worker.
     """
