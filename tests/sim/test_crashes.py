@@ -64,6 +64,7 @@ def test_no_finished_task_runs_again_if_only_the_master_fails() -> None:
         pytest.param(ELECTIONS, 244, id="master-of-an-earlier-epoch-starts-late"),
         pytest.param(ELECTIONS, 4333, id="master-without-standbys-returns-as-a-standby"),
         pytest.param(ELECTIONS, 2248, id="cancelled-after-its-end-and-before-the-crash"),
+        pytest.param(ELECTIONS, 739, id="one-base-stands-for-several-journals"),
         pytest.param(CRASHES, 11398, id="results-are-recomputed-when-the-job-is-restored"),
         pytest.param(CRASHES, 11688, id="records-are-durable-before-the-next-tick-ends"),
         pytest.param(CRASHES, 11767, id="client-leaves-while-its-session-waits-for-the-disk"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from operator import eq
 
 from ciel.core.events import JournalCompacted, MasterStarted, Message, SuccessionChanged
 from ciel.core.masters import NO_BALLOT, Ballot
@@ -25,7 +27,9 @@ class Chronicle:
         """The master of the latest epoch whose start is committed."""
         self._urls: dict[int, str] = {}  # of masters, by epoch
         self._promised: defaultdict[str, Ballot] = defaultdict(lambda: NO_BALLOT)  # by voter
-        self._compacted: dict[bytes, list[Message]] = {}  # all records, by those of their base
+        self._compacted: defaultdict[bytes, list[list[Message]]] = defaultdict(list)
+        """By the records of a base, the whole journals that it replaced. Journals that differ only
+        in what has passed, such as a worker that has left, have the same base."""
 
     def serves(self, master: Ballot, records: Iterable[Message], appended: int) -> Ledger:
         """Record that a master starts to serve with the records of its journal, of which it has
@@ -36,14 +40,28 @@ class Chronicle:
     def compacted(self, base: Sequence[Message], records: Sequence[Message]) -> None:
         """Record that a base was made of these records, with or without an earlier base."""
         as_read = decode_records(encode_records(base))
-        self._compacted[encode_records(as_read)] = self.whole(records)
+        known = self._compacted[encode_records(as_read)]
+        known += [whole for whole in self._wholes(records) if whole not in known]
 
     def whole(self, records: Sequence[Message]) -> list[Message]:
-        """Return the records of a journal, and the records that its base leaves out."""
+        """Return the records of a journal, and the records that its base leaves out.
+
+        If the base stands for several journals, return the one that knows the most committed
+        records.
+        """
+        return max(self._wholes(records), key=self._known_count)
+
+    def _wholes(self, records: Sequence[Message]) -> list[list[Message]]:
         for end, record in enumerate(records, 1):
             if isinstance(record, JournalCompacted):
-                return [*self._compacted[encode_records(records[:end])], *records[end:]]
-        return [*records]
+                bases = self._compacted[encode_records(records[:end])]
+                return [[*base, *records[end:]] for base in bases]
+        return [[*records]]
+
+    def _known_count(self, records: Iterable[Message]) -> int:
+        """Count the committed records with which a journal begins."""
+        same = map(eq, filter(_counts, records), self.committed)
+        return len([*takewhile(bool, same)])
 
     def takes_epoch(self, master: Ballot) -> None:
         """Record that the start of a master is committed. Before, it has no effect."""
