@@ -22,7 +22,7 @@ from ciel.master.election import Election
 from ciel.master.following import Following
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.restoring import RETURN_S, Restoration
-from ciel.master.succession.candidacy import Round
+from ciel.master.succession.candidacy import Round, may_run
 from ciel.master.voters import Voters
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.errors import NetError
@@ -62,7 +62,17 @@ def run_again(
     candidate: Candidate, reactor: Any, cluster_id: str, key: Key, journal: FileJournal,
     restoration: Restoration, door: Reserved, url: str,
 ) -> None:  # fmt: skip
-    """Serve when the workers agree: a standby of this master may have taken over meanwhile."""
+    """Serve when the workers agree: a standby of this master may have taken over meanwhile.
+
+    Raises DaemonError if they cannot agree: this journal will not change before it serves.
+    """
+    if not may_run(url, restoration.latest):
+        first = restoration.latest[0].urls[0]
+        raise DaemonError(
+            f"{url} may not serve with the journal in {journal.directory}: it is that of {first}; "
+            f"start this one as its standby (ciel-master --standby {first}), or, if no master of "
+            "this cluster runs and none has a later copy, with --promote"
+        )
     log.info("this master had standbys: it asks the workers whether it may serve")
 
     def won(epoch: int) -> None:

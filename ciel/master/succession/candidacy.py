@@ -29,6 +29,14 @@ def contested(url: str, latest: Sequence[Succession]) -> list[Succession]:
     return [item for item in latest if item.urls != (url,)]
 
 
+def may_run(url: str, latest: Sequence[Succession]) -> bool:
+    """Whether the master with this URL is in the succession in effect, the first of `latest`.
+
+    One that was only proposed has to wait, since its master may have lost the proposal.
+    """
+    return url in latest[0].urls
+
+
 def may_follow(latest: Sequence[Succession], epoch: int) -> bool:
     """Whether a master with this journal may replace it by that of a master of an epoch.
 
@@ -55,8 +63,7 @@ class Round:
         self.elected = ""
         """The URL of a master of a later epoch that a voter hears: it was elected."""
         self._contested = contested(ballot.url, latest)
-        # A standby that was only proposed has to wait: its master may have lost the proposal.
-        self._is_eligible = ballot.url in latest[0].urls
+        self._is_eligible = may_run(ballot.url, latest)
         self._granted: set[str] = set()
         self._refused: dict[str, str] = {}
 

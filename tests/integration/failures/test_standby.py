@@ -239,6 +239,17 @@ def test_a_standby_that_nobody_elects_serves_when_it_is_promoted(pair: Pair) -> 
     assert "serves in epoch 1048576 without the votes of workers" in pair.log("2b")
 
 
+def test_a_master_with_the_journal_of_another_one_says_how_to_start_it(pair: Pair) -> None:
+    pair.kill_master()
+    done = pair.home.run(
+        "ciel-master", "--listen", "127.0.0.1:0", "--access", str(pair.home.path / "other"),
+        "--journal", str(pair.home.path / "journal1"),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "may not serve with the journal in" in done.stderr
+    assert f"ciel-master --standby {pair.first_url}" in done.stderr
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 

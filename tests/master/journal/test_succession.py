@@ -9,7 +9,7 @@ import pytest
 
 from ciel.core.masters import NO_BALLOT, Ballot, Succession, promoted_epoch, was_replaced
 from ciel.master.journal import NullJournal
-from ciel.master.succession.candidacy import Round, VoterAnswer, contested, may_follow
+from ciel.master.succession.candidacy import Round, VoterAnswer, contested, may_follow, may_run
 from ciel.master.succession.commits import ALL, Commits
 from ciel.master.succession.leadership import Leadership, RunAgain
 from ciel.worker.state.voter import Promises, Voter
@@ -185,6 +185,7 @@ def test_a_standby_that_was_only_proposed_is_not_elected() -> None:
         current.answered(voter, VoterAnswer("", Ballot(1, A), ""))
     assert not current.is_won
     assert "not in the succession in effect" in current.tally()
+    assert [may_run(url, latest) for url in (A, B)] == [True, False]
 
 
 def test_a_round_is_over_when_all_have_answered() -> None:

@@ -24,7 +24,8 @@ class Chronicle:
         self.committed: list[Message] = []
         """The records that may have had consequences, in their order."""
         self.last = NO_BALLOT
-        """The master of the latest epoch whose start is committed."""
+        """The master of the latest epoch. Workers have elected it, so that no earlier one can
+        commit a record; it may have committed none itself."""
         self._urls: dict[int, str] = {}  # of masters, by epoch
         self._promised: defaultdict[str, Ballot] = defaultdict(lambda: NO_BALLOT)  # by voter
         self._compacted: defaultdict[bytes, list[list[Message]]] = defaultdict(list)
@@ -35,6 +36,7 @@ class Chronicle:
         """Record that a master starts to serve with the records of its journal, of which it has
         appended some as a standby.
         """
+        self.last = max(self.last, master)
         return Ledger(self, master, records, appended)
 
     def compacted(self, base: Sequence[Message], records: Sequence[Message]) -> None:
@@ -70,7 +72,6 @@ class Chronicle:
                 master.url,
                 f"epoch {master.epoch} has already the master {self._urls[master.epoch]}",
             )
-        self.last = max(self.last, master)
 
     def promised(self, voter: str, master: Ballot) -> None:
         """Record a promise of a worker, when it is durable."""

@@ -11,7 +11,7 @@ from ciel.core.events import MasterStarted, Message, SuccessionChanged, TaskRepo
 from ciel.core.masters import Ballot, Succession
 from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine
-from ciel.master.succession.candidacy import contested
+from ciel.master.succession.candidacy import contested, may_run
 from ciel.master.succession.commits import Commits
 from ciel.master.succession.leadership import FollowedJournal, Leadership
 from ciel.testing.simulator.disk import FakeDisk, FakeJournal
@@ -85,6 +85,9 @@ class MasterHost:
         restoration = restored.restoration
         restoration.epoch = max(restoration.epoch, self._later_than)
         if contested(self.url, restoration.latest):
+            if not may_run(self.url, restoration.latest):
+                self._fails("it may not serve with a copy")
+                return
             self.process = FakeCandidate(
                 self._world, self.url, restored, self._run_again_won, self._lost
             )
@@ -113,8 +116,11 @@ class MasterHost:
         self._serve(restored, epoch, latest)
 
     def _lost(self, elected: str) -> None:
-        """End, since another master was elected; an administrator starts a standby here."""
-        self._world.note(self.url, f"ends: {elected} was elected while it was away")
+        self._fails(f"{elected} was elected while it was away")
+
+    def _fails(self, reason: str) -> None:
+        """End with an error; an administrator starts a standby here."""
+        self._world.note(self.url, f"ends: {reason}")
         if self.process is not None:
             self.process.is_dead = True
         delay_s = self._world.mean(self._world.options.master_restart_mean_s)
