@@ -70,7 +70,8 @@ class FileJournal:
         self._wall_clock = wall_clock
         self._fd = -1
         self._lock_fd = lock_directory(directory)
-        self._appended = 0
+        self.appended = 0
+        """The number of the last append."""
         self._written = 0  # the last append that the thread has made durable
         self._number = 0  # of the file that is written
         self.base_bytes = 0
@@ -124,28 +125,28 @@ class FileJournal:
         """Store encoded records; return the number of this append, from 1."""
         if self.followers:
             for follow in self.followers:
-                follow(self._appended + 1, frames)
+                follow(self.appended + 1, frames)
         if self._sync == OFF:
             self._append_now(frames)
-            return self._appended
+            return self.appended
         with self._changed:
-            self._appended += 1
+            self.appended += 1
             self._waiting.append(frames)
             self._changed.notify()
-            return self._appended
+            return self.appended
 
     def _append_now(self, frames: bytes) -> None:
         """Write without the thread: nothing waits for the disk.
 
         Compressing would take the caller as long as encoding the records.
         """
-        self._appended += 1
+        self.appended += 1
         try:
             self._write(seal(frames, self._wall_clock(), may_compress=False))
         except OSError as error:
             self._report_failure(error)
         else:
-            self.durable = self._written = self._appended
+            self.durable = self._written = self.appended
 
     def begin_file(self, done: Callable[[int, int], object]) -> None:
         """Continue in a new file soon, and then call `done` with the number of the file before it
@@ -210,7 +211,7 @@ class FileJournal:
                 if not self._changed.wait(INTERVAL_S if self._has_unsynced else None):
                     break
             waiting = self._take_waiting()
-            last = self._appended - len(self._waiting)
+            last = self.appended - len(self._waiting)
             is_closing = self._is_closing and not self._waiting
             actions: list[Callable[[], object]] = []
             if not self._waiting:  # else they wait for appends that were made before them

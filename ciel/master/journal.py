@@ -13,10 +13,12 @@ from ciel.core.events import Message
 
 
 class Journal(Protocol):
-    """An append-only log of records; each call appends one group. `durable` is the number of the
-    last append that is durable; appends are numbered from 1.
+    """An append-only log of records; each call appends one group. Appends are numbered from 1:
+    `appended` is the number of the last one, and `durable` that of the last durable one.
     """
 
+    @property
+    def appended(self) -> int: ...
     @property
     def durable(self) -> int: ...
 
@@ -29,7 +31,7 @@ class Journal(Protocol):
 class NullJournal:
     """Stores nothing: a restarted master starts empty."""
 
-    durable = 0
+    appended = durable = 0
 
     def append(self, records: Sequence[Message]) -> int:
         return 0

@@ -28,12 +28,14 @@ class Consequences(NamedTuple):
 class WriteAhead:
     """Appends the records of ticks to a journal, and releases the consequences in order.
 
+    Nothing happens before the earlier records of the journal are durable, the start of the master
+    among them: an elected master that has not taken office may know what the next one will not.
     The caller carries out what `end_tick` and `take_durable` return.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._appended = 0  # the number of the last append
+        self._appended = journal.appended
         self._held: deque[tuple[int, Consequences]] = deque()  # with the append that they wait for
         self._calls: list[Callable[[], object]] = []  # of the current tick
 

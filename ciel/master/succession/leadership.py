@@ -30,6 +30,10 @@ class FollowedJournal:
         self._commits = commits
 
     @property
+    def appended(self) -> int:
+        return self._journal.appended
+
+    @property
     def durable(self) -> int:
         return min(self._journal.durable, self._commits.limit)
 

@@ -99,7 +99,8 @@ class FakeJournal:
         self._disk = disk
         self._file = disk.begin_file() if is_open else FakeFile()
         self._actions: list[Callable[[int], object]] = []  # after the next group
-        self._appended = 0
+        self.appended = 0
+        """The number of the last append."""
         self._waiting: list[bytes] = []
         self._is_writing = False
         self._is_syncing = False
@@ -113,11 +114,11 @@ class FakeJournal:
     def append_frames(self, frames: bytes) -> int:
         """Store encoded records; return the number of this append."""
         for follow in self.followers:
-            follow(self._appended + 1, frames)
+            follow(self.appended + 1, frames)
         self._waiting.append(frames)
-        self._appended += 1
+        self.appended += 1
         self._write_soon()
-        return self._appended
+        return self.appended
 
     def _write_soon(self) -> None:
         if not self._is_writing:
@@ -174,11 +175,6 @@ class FakeJournal:
         self._disk.files += later
         done()
 
-    @property
-    def appended(self) -> int:
-        """The number of the last append."""
-        return self._appended
-
     def close(self) -> None:
         """Stop, as at the end of the master's process: nothing more is written."""
         self._is_closed = True
@@ -199,7 +195,7 @@ class FakeJournal:
             self._file.content += seal(b"".join(self._waiting), self._world.timeline.now_s)
             self._waiting.clear()
         self._file.safe_bytes = len(self._file.content)
-        self._report(self._appended)
+        self._report(self.appended)
 
     def _after(self, act: Callable[..., None], *arguments: object) -> None:
         delay_s = self._world.mean(self._world.options.sync_mean_s / 2)
@@ -213,7 +209,7 @@ class FakeJournal:
             self._waiting.clear()
         self._is_syncing = True
         actions, self._actions = self._actions, []
-        self._after(self._sync, self._appended, actions)
+        self._after(self._sync, self.appended, actions)
 
     def _sync(self, last: int, actions: Sequence[Callable[[int], object]]) -> None:
         if self._is_closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ciel.core.events import CloseJob, Message
+from ciel.core.events import CloseJob, MasterStarted, Message
 from ciel.core.ids import JobId
 from ciel.master.write_ahead import WriteAhead
 
@@ -18,9 +18,13 @@ class SlowJournal:
         self.appends: list[Sequence[Message]] = []
         self.durable = 0
 
+    @property
+    def appended(self) -> int:
+        return len(self.appends)
+
     def append(self, records: Sequence[Message]) -> int:
         self.appends.append(records)
-        return len(self.appends)
+        return self.appended
 
     def close(self) -> None:
         pass
@@ -42,6 +46,17 @@ def _carry_out_durable(write_ahead: WriteAhead) -> None:
 def test_a_tick_without_records_has_its_consequences_at_once() -> None:
     called: list[str] = []
     _end_tick(WriteAhead(SlowJournal()), called, "first", 0)
+    assert called == ["first"]
+
+
+def test_nothing_happens_before_the_start_of_the_master_is_durable() -> None:
+    journal, called = SlowJournal(), list[str]()
+    journal.append([MasterStarted(2, "test")])
+    write_ahead = WriteAhead(journal)
+    _end_tick(write_ahead, called, "first", 0)
+    assert called == []
+    journal.durable = 1
+    _carry_out_durable(write_ahead)
     assert called == ["first"]
 
 
