@@ -37,7 +37,7 @@ from ciel.cli.daemons.process import (
 from ciel.cli.daemons.standby import follow, run_again
 from ciel.cli.daemons.timeouts import add_worker_limits
 from ciel.cli.parsing.parser import Parser, memory_size, seconds, whole_number
-from ciel.core.events import CLIENT_GRACE_S, FORGET_JOBS_AFTER_S, TASKS_MAX, MasterStarted
+from ciel.core.events import FORGET_JOBS_AFTER_S, TASKS_MAX, MasterStarted
 from ciel.core.jobs import ENDED
 from ciel.core.masters import Ballot, Succession, promoted_epoch
 from ciel.core.volume_table import VolumeTable
@@ -404,15 +404,14 @@ class Master:
         return journal, restoration
 
     def finish(
-        self, journal: FileJournal | None, restoration: Restoration, return_s: float = RETURN_S,
-        grace_s: float = CLIENT_GRACE_S,
-    ) -> Restored:  # fmt: skip
+        self, journal: FileJournal | None, restoration: Restoration, return_s: float = RETURN_S
+    ) -> Restored:
         """End a restoration, since this master starts to serve: from now on workers have `return_s`
-        to return, and clients `grace_s`.
+        to return.
         """
         if journal is None:
             return Restored(restoration.machine, restoration.volumes)
-        restoration.finish(self._reactor.seconds(), return_s, grace_s)
+        restoration.finish(self._reactor.seconds(), return_s)
         for text in restoration.skipped[:10]:
             log.warn("journal: a record had no effect, because of a bug in ciel: {text}", text=text)
         return Restored(

@@ -34,9 +34,6 @@ from ciel.wire.session import Session
 TAKEOVER_RETURN_S: Final = 2.0
 """How long a standby that took over waits for workers: those that voted for it reconnect at once,
 and the others may have died with the host of the earlier master."""
-TAKEOVER_GRACE_S: Final = 15.0
-"""How long an elected master waits for clients: they notice after some seconds that a frozen master
-is silent, and an election may take longer."""
 
 SERVE_ERRORS = (NetError, DaemonError, JournalError, CielError, OSError)
 
@@ -47,9 +44,7 @@ class Candidate(Protocol):
     def reserve(self) -> tuple[Reserved, str]: ...
     def open_journal(self) -> FileJournal: ...
     def new_machine(self) -> MasterMachine: ...
-    def finish(
-        self, journal: FileJournal, restoration: Restoration, return_s: float, grace_s: float
-    ) -> Any: ...
+    def finish(self, journal: FileJournal, restoration: Restoration, return_s: float) -> Any: ...
     def serve_alone(
         self, cluster_id: str, key: Key, restored: Any, door: Reserved, url: str, epoch: int,
         before: Any = (),
@@ -76,7 +71,7 @@ def run_again(
     log.info("this master had standbys: it asks the workers whether it may serve")
 
     def won(epoch: int) -> None:
-        restored = candidate.finish(journal, restoration, RETURN_S, TAKEOVER_GRACE_S)
+        restored = candidate.finish(journal, restoration, RETURN_S)
         _attempt(
             candidate, candidate.serve_alone, cluster_id, key, restored, door, url, epoch,
             restoration.latest,
@@ -142,7 +137,7 @@ def follow(candidate: Candidate, reactor: Any, options: argparse.Namespace) -> N
         following.close()
         stop_compacting()
         latest = copy.restoration.latest
-        restored = candidate.finish(journal, copy.restoration, TAKEOVER_RETURN_S, TAKEOVER_GRACE_S)
+        restored = candidate.finish(journal, copy.restoration, TAKEOVER_RETURN_S)
         _attempt(
             candidate, candidate.serve_alone, found.cluster_id, found.key, restored, door, url,
             epoch, latest,

@@ -50,6 +50,9 @@ from ciel.master.state.queries import object_locations, topics
 RETURN_S = 10.0
 """How long a master that has restarted waits for its workers before it assigns tasks: they try to
 reconnect each second at least."""
+TAKEOVER_GRACE_S = 15.0
+"""How long a master that has had standbys waits for clients: they notice after some seconds that a
+frozen or separated master is silent, and an election may take longer."""
 NOBODY = ""
 """The name of a client that has no connection."""
 
@@ -169,10 +172,12 @@ class Restoration:
         else:
             machine.operations.end_now(job, state, summary.reason)
 
-    def finish(
-        self, now_s: float, return_s: float = RETURN_S, grace_s: float = CLIENT_GRACE_S
-    ) -> None:
-        """End the restoration: tasks wait for workers and jobs for clients, at most so long."""
+    def finish(self, now_s: float, return_s: float = RETURN_S) -> None:
+        """End the restoration: tasks wait for workers at most so long.
+
+        Jobs wait for clients. These may still hear an earlier master if there were several.
+        """
+        grace_s = TAKEOVER_GRACE_S if self.latest else CLIENT_GRACE_S
         machine, context = self.machine, self._context
         context.now_s = now_s
         machine.job_table.ended.clear()

@@ -509,6 +509,5 @@ def restart(world: World[FakeWorker], machine: MasterMachine, disk: FakeDisk) ->
         if subject not in machine.context.touched:  # else the first tick may end this job
             raise Violation(subject, f"after the restart, {text}")
     journal = FakeJournal(world, disk)
-    master = FakeMaster(world, machine, journal)
     journal.append([MasterStarted(restoration.epoch + 1, "simulated")])
-    return master
+    return FakeMaster(world, machine, journal)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from ciel.core.events import (
+    CLIENT_GRACE_S,
     AddTask,
     AttemptsKept,
     CloseJob,
@@ -16,6 +17,7 @@ from ciel.core.events import (
     SpawnTask,
     StoreListed,
     SubmitJob,
+    SuccessionChanged,
     TaskFault,
     TaskReported,
     WantObjects,
@@ -23,11 +25,12 @@ from ciel.core.events import (
 from ciel.core.history import EVENTS_MAX
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
+from ciel.core.masters import Succession
 from ciel.core.refs import Concrete, Fixed
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state.compaction import compact
 from ciel.master.state.invariants import problems
-from ciel.master.state.restoring import RETURN_S, Restoration
+from ciel.master.state.restoring import RETURN_S, TAKEOVER_GRACE_S, Restoration
 from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, place_of, stored
 from ciel.testing.simulator.options import options_for
 from ciel.testing.simulator.restored import differences
@@ -289,6 +292,18 @@ def test_a_job_waits_for_its_client_to_return() -> None:
     dropped = restart(before)
     dropped.passes(100)
     assert dropped.job_of().state is JobState.CANCELLED
+
+
+def test_a_job_waits_longer_if_its_client_may_still_hear_an_earlier_master() -> None:
+    before = two()
+    before.job(A, want=["a"])
+    succession = Succession(1, 0, ("http://m:8001", "http://m:8002"), {})
+    before.machine.journal.append(SuccessionChanged(succession, True))
+    cluster = restart(before)
+    cluster.passes(CLIENT_GRACE_S + 1)
+    assert cluster.job_of().state is JobState.ACTIVE
+    cluster.passes(TAKEOVER_GRACE_S)
+    assert cluster.job_of().state is JobState.CANCELLED
 
 
 def test_a_job_that_wants_nothing_yet_waits_for_its_client() -> None:

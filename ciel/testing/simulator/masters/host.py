@@ -23,7 +23,6 @@ from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.world import Connection, World
 
 TAKEOVER_RETURN_S = 2.0
-TAKEOVER_GRACE_S = 15.0
 """As in `cli.daemons.standby`."""
 
 
@@ -99,7 +98,7 @@ class MasterHost:
         assert self.process is not None
         self.process.is_dead = True
         now_s = self._world.timeline.now_s
-        restored.restoration.finish(now_s, grace_s=TAKEOVER_GRACE_S)
+        restored.restoration.finish(now_s)
         self._serve(restored, epoch, restored.restoration.latest)
 
     def start_standby(self) -> None:
@@ -112,7 +111,7 @@ class MasterHost:
     def _take_over(self, restored: Restored, epoch: int) -> None:
         now_s = self._world.timeline.now_s
         latest = restored.restoration.latest
-        restored.restoration.finish(now_s, TAKEOVER_RETURN_S, TAKEOVER_GRACE_S)
+        restored.restoration.finish(now_s, TAKEOVER_RETURN_S)
         self._serve(restored, epoch, latest)
 
     def _lost(self, elected: str) -> None:
