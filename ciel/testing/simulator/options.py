@@ -40,6 +40,7 @@ class Options:
     inline_share: float = 0.4
     failing_share: float = 0.0
     flaky_share: float = 0.0  # of tasks that fail a few times, within their retries
+    late_failure_share: float = 0.0  # of growing flaky tasks: they create tasks before they fail
     hanging_share: float = 0.0  # of tasks that run until their time limit
     sees_errors_share: float = 0.1
     growing_share: float = 0.15
@@ -316,7 +317,7 @@ def _draw_crashes(seed: int) -> Options:
         return chance.choice(values) if chance.random() < share else 0.0
 
     any_of = _draw(seed)
-    return replace(
+    options = replace(
         any_of,
         journal=True,
         workers=min(any_of.workers, 3),
@@ -347,6 +348,10 @@ def _draw_crashes(seed: int) -> Options:
         compaction_interval_s=sometimes(0.2, 0.3, 2.0),
         compaction_mean_s=chance.choice((0.01, 1.0)),
     )
+    if Random(f"absences {seed}").random() < 0.2:
+        # Workers that return when a restarted master has waited for them and assigned their tasks.
+        return replace(options, pause_interval_s=2.0, pause_mean_s=12.0, pause_max_s=30.0)
+    return options
 
 
 def _draw(seed: int) -> Options:
@@ -399,6 +404,7 @@ def _draw(seed: int) -> Options:
         hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
         memory_per_worker=Random(f"memory {seed}").choice((0, MEMORY, MEMORY)),
         policy_share=Random(f"policy {seed}").choice((0.0, 0.0, 0.5)),
+        late_failure_share=Random(f"late {seed}").choice((0.0, 0.0, 1.0)),
         bundle_share=Random(f"bundles {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.6)),
         blackout_interval_s=Random(f"blackouts {seed}").choice((0.0, 0.0, 0.0, 2.0, 5.0)),
         steps_per_tick=Random(f"steps {seed}").choice((1000, 1000, 1, 7)),

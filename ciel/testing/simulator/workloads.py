@@ -84,9 +84,11 @@ def run(
     if arguments["hangs"]:
         duration_s = min(duration_s, TIME_LIMIT_S / 2)
     is_broken = arguments["fails"] and not is_healed
+    fault: TaskFault | None = None
     if is_broken or failures_before < arguments["flaky"]:
         fault = TaskFault("RUNTIME_EXCEPTION", "it is meant to fail")
-        return Outcome(duration_s, fault=fault, streams=streams)
+        if is_broken or "fails_late" not in arguments:
+            return Outcome(duration_s, fault=fault, streams=streams)
     needed = contents[: len(spec.needed)]
     seen = b"\n".join(NOT_HERE if content is None else content for content in needed)
     children: list[tuple[TaskSpec, tuple[Reference, ...]]] = []
@@ -101,6 +103,8 @@ def run(
         own = spec.outputs[: chance.randrange(len(spec.outputs))]
         pool = [*inputs, *extras]
         children = _grow(spec, pool, arguments, chance, spec.outputs[len(own) :])
+    if fault is not None:  # the next attempt creates the same tasks again
+        return Outcome(duration_s, tuple(children), fault=fault, streams=streams)
     processes = tuple([ref.id for ref in extras if isinstance(ref, Fixed)])
     own += tuple([ref.id for ref in extras if ref.id not in processes])
     made = tuple([(o, _content(o, seen)) for o in own])
@@ -347,6 +351,8 @@ def _draw_task(
         arguments["heals"] = True
     if grows and Random(f"{job} {ordinal} blocks").random() < options.blocking_share:
         arguments["blocks"] = True
+    if grows and flaky and Random(f"{job} {ordinal} late").random() < options.late_failure_share:
+        arguments["fails_late"] = True
     if Random(f"{job} {ordinal} {chance.getstate()[1][0]}").random() < options.streaming_share:
         arguments["streams"] = True
     chooses = Random(f"{job} {ordinal} {chance.getstate()[1][1]}")
