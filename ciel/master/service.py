@@ -52,7 +52,7 @@ from ciel.net.transports import probe
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
 
-CHECK_INTERVAL_S = 0.5
+CHECK_INTERVAL_S = 0.25
 CLIENT_LOST_AFTER_S = 60.0
 """After this time without a message, the master closes the connection of a client: the client may
 be stopped, or its network may be down."""

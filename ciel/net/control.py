@@ -170,7 +170,8 @@ class ControlPeer:
         self._backlog_bytes = 0
         self._handed_bytes = 0  # given to the transport since its buffer was last empty
         self._was_congested = False
-        self._silent_pulses = 0
+        self._silent_s = 0.0  # until `_counted_at_s`
+        self._counted_at_s = reactor.seconds()
         self._idle_pulses = 0
         self._timer: DelayedCall | None = None
         self._socket: Any = None  # the transport's, if this class uses it directly
@@ -207,8 +208,9 @@ class ControlPeer:
 
     @property
     def silent_s(self) -> float:
-        """How long the peer has sent nothing, accurate to half a second."""
-        return self._silent_pulses * _PULSE_S
+        """How long the peer has sent nothing; a stop of this process does not count."""
+        since_s = 0.0 if self.is_paused else self._reactor.seconds() - self._counted_at_s
+        return self._silent_s + min(since_s, _PULSE_S)
 
     def send(self, message: Message) -> None:
         """Queue a message for the end of this tick; do nothing unless the peer is open.
@@ -236,7 +238,7 @@ class ControlPeer:
     def resume(self) -> None:
         if self.is_paused and self._end is None:
             self.is_paused = False
-            self._silent_pulses = 0
+            self._heard()
             self.transport.resumeProducing()
 
     def close(self) -> None:
@@ -277,7 +279,7 @@ class ControlPeer:
             if self._discarded_bytes > DISCARDED_MAX_BYTES:
                 self.transport.abortConnection()
             return
-        self._silent_pulses = 0
+        self._heard()
         try:
             records = self._session.receive(data)
             if self.hello is None:
@@ -387,6 +389,9 @@ class ControlPeer:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _heard(self) -> None:
+        self._silent_s, self._counted_at_s = 0.0, self._reactor.seconds()
+
     def _open(self) -> None:
         hello = self._session.peer
         assert hello is not None  # the session is open
@@ -452,8 +457,7 @@ class ControlPeer:
 
     def _pulse(self) -> None:
         self._timer = self._reactor.callLater(_PULSE_S, self._pulse)
-        if not self.is_paused:
-            self._silent_pulses += 1
+        self._silent_s, self._counted_at_s = self.silent_s, self._reactor.seconds()
         self._idle_pulses += 1
         if self.silent_s >= self.lost_after_s:
             self._drop(f"the peer has sent nothing for {self.silent_s:.1f} s")

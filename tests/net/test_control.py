@@ -336,6 +336,15 @@ def test_a_peer_is_not_silent_while_reading_is_paused() -> None:
     assert line.events == [["opened"], ["opened"]]
 
 
+def test_a_stop_of_this_process_is_not_silence_of_its_peer() -> None:
+    line = Line().connect()
+    line.wires[0].room_bytes = 0
+    line.run(0.7)
+    before_s = line.right.silent_s
+    line.clock.advance(10)
+    assert 0.0 < line.right.silent_s - before_s <= 0.5
+
+
 def test_the_allowed_silence_can_be_set_for_each_peer() -> None:
     line = Line()
     line.owners[1].on_opened = lambda peer: setattr(peer, "lost_after_s", 30.0)

@@ -479,7 +479,7 @@ class MasterMachine:
     # --- time -------------------------------------------------------------------------------------
 
     def check_timeouts(self, now_s: float) -> None:
-        """Check for silent workers and jobs without clients; called twice a second."""
+        """Check for silent workers and jobs without clients; called four times a second."""
         self.context.now_s = now_s
         self.membership.check_silence()
         self.membership.check_awaited()

@@ -163,7 +163,7 @@ class Dispatcher:
         self._unpark(worker)
 
     def check_reach(self) -> None:
-        """Place the tasks again whose inputs no worker reached; called twice a second."""
+        """Place the tasks again whose inputs no worker reached; called four times a second."""
         if self._table.unreached:
             self._reach.expire()
             self._requeue_stranded()
