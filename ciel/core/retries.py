@@ -67,6 +67,11 @@ def not_before_s(task: TaskNode, retry_state: RetryState | None) -> float:
     return task.ready_at_s if task.attempt else task.ready_at_s + task.spec.needs.delay_s
 
 
+def may_kill_workers(retry_state: RetryState | None) -> bool:
+    """Whether a worker has died that had the task."""
+    return retry_state is not None and retry_state.worker_losses > 0
+
+
 def after_failure(
     retry_state: RetryState, needs: Needs, reason: str, details: Any
 ) -> Retry | GiveUp:

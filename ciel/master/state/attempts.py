@@ -44,6 +44,7 @@ from ciel.core.retries import (
     RetryState,
     after_failure,
     after_worker_loss,
+    may_kill_workers,
 )
 from ciel.core.tasks import ASSIGNED, DONE, FINISHED, RUNNABLE, WAITING, TaskSpec
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
@@ -55,6 +56,8 @@ from ciel.master.state.retention import UnlistedCopies, has_copy_elsewhere
 from ciel.master.state.timeline import Timeline
 from ciel.master.state.workers import AttemptKey, WorkerNode
 
+REPORTED_LATE_S = 0.02
+"""Workers report the ends of shorter tasks late, and may start several of them ahead of that."""
 FIRST_STARTED = "its first task was sent to worker"
 
 
@@ -426,7 +429,7 @@ class Attempts:
         self._lost = {t: n for t, n in self._lost.items() if t.state in (WAITING, RUNNABLE)}
         slots_left, ran = worker.facts.slots, Counter[Job]()
         for (_, attempt), task in worker.assigned.items():
-            # Only the oldest attempts were running, and can have caused the loss.
+            # Only the oldest attempts were running, as far as the master knows.
             slots = worker.slots_of(task, attempt)
             may_have_run = slots_left > 0 or not slots
             slots_left -= slots
@@ -450,9 +453,17 @@ class Attempts:
     def _attempt_lost(
         self, worker: WorkerNode, task: TaskNode, reason: str, *, may_have_run: bool, died: bool
     ) -> None:
+        """Run an attempt of a lost worker again, or fail its task.
+
+        The death of the worker counts against a task that it ran. If its tasks are brief, the
+        first one counts against each that it had: the master does not know yet which have ended.
+        """
         context, worker_id, key = self._context, worker.facts.id, (task.spec.id, task.attempt)
         verdict: Retry | GiveUp = Retry(0.0)
-        if may_have_run and died:
+        is_known = worker.credit.task_s >= REPORTED_LATE_S or may_kill_workers(
+            context.retry_states.get(task.spec.id)
+        )
+        if died and (may_have_run or not is_known):
             fault = TaskFault("WORKER_LOST", reason)
             failed = AttemptFailed(task.spec.id, task.attempt, worker_id, fault, worker_died=True)
             verdict = self._count(task, failed)

@@ -62,6 +62,7 @@ class WorkerNode:
         "postponed_deletions",
         "recalled",
         "reported_at_s",
+        "reserved_for",
         "slots_used",
         "stores",
         "suspicion",
@@ -75,6 +76,7 @@ class WorkerNode:
         self.given_at_s: dict[tuple[str, int], float] = {}  # when each was assigned
         self.eager: dict[TaskNode, None] = {}  # dispatched eagerly: they take no slots yet
         self.over_credit: set[tuple[str, int]] = set()  # of `assigned`: beyond the credit
+        self.reserved_for: TaskNode | None = None  # it gets no other task before this one
         self.slots_used = 0
         self.memory_used = 0  # bytes
         self.parked: deque[TaskNode] = deque()  # they wait for room here, where their inputs are
@@ -117,7 +119,8 @@ class WorkerNode:
     @property
     def has_credit(self) -> bool:
         """Whether it may get another task that only it can run."""
-        return self.slots_used < self.credit.limit and not self.suspicion
+        has_slot = self.slots_used < self.credit.limit
+        return has_slot and not self.suspicion and self.reserved_for is None
 
     @property
     def has_room(self) -> bool:
@@ -129,7 +132,8 @@ class WorkerNode:
 
         A worker gets as many such tasks as it has slots, beyond its credit.
         """
-        return len(self.over_credit) < self.facts.slots and self.takes_tasks
+        has_room = len(self.over_credit) < self.facts.slots and self.takes_tasks
+        return has_room and self.reserved_for is None
 
     def has_free(self, needs: Needs) -> bool:
         """Whether a task with these needs would start at once."""

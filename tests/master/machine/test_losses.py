@@ -25,7 +25,7 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.refs import Failure, Reference, Tombstone
 from ciel.core.retries import BACK_OFF_FIRST_S, INPUT_LOSSES_MAX
-from ciel.core.tasks import Mentions, TaskState
+from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.builders import (
     JOB,
@@ -68,6 +68,49 @@ def test_a_task_fails_when_three_workers_ended_while_running_it() -> None:
         "w3: the task seems to crash them, or to exhaust the memory of their hosts (see the logs "
         "of these workers)",
     )
+
+
+def losses(cluster: Cluster, *tasks: TaskSpec) -> list[int]:
+    """Return how many deaths of workers count against each task."""
+    states = cluster.machine.context.retry_states
+    return [states[task.id].worker_losses if task.id in states else 0 for task in tasks]
+
+
+def test_the_death_of_a_worker_counts_against_all_brief_tasks_that_it_had() -> None:
+    """Workers report their ends late, so the master does not know which one ran."""
+    cluster = one()
+    a, b = a_task("a"), a_task("b")
+    cluster.job(a, b, want=["a", "b"])
+    cluster.loses("w1")
+    assert losses(cluster, a, b) == [1, 0]
+    cluster = one()
+    cluster.machine.workers["w1"].credit.learn(0.001)
+    cluster.job(a, b, want=["a", "b"])
+    cluster.loses("w1")
+    assert losses(cluster, a, b) == [1, 1]
+
+
+def test_a_task_whose_worker_died_starts_at_once_where_it_is_assigned() -> None:
+    """So the next death counts against it only if it runs, and against no task behind it."""
+    cluster = two()
+    a, b, c, d, e = tasks = [a_task(name) for name in "abcde"]
+    for worker in cluster.machine.workers.values():
+        worker.credit.learn(0.001)
+    cluster.job(*tasks[:4], want=["a", "b", "c", "d"], open=True)
+    cluster.said("w1: run a", "w2: run b", "w1: run c", "w2: run d")
+    cluster.loses("w1")
+    assert losses(cluster, a, b, c, d) == [1, 0, 1, 0]
+    cluster.says(AddTask(e, ()), WantObjects(JOB, (e.outputs[0],)))
+    cluster.done("w2", b)
+    cluster.said("client: b is there")
+    cluster.done("w2", d)
+    cluster.said("w2: run a again (2)", "client: d is there")
+    cluster.loses("w2")
+    assert losses(cluster, a, c, e) == [2, 1, 0]
+    cluster.joins(a_worker("w3"))
+    cluster.said("w3: run c again (2)")
+    cluster.loses("w3")
+    assert losses(cluster, a, c, e) == [2, 2, 0]
 
 
 def test_a_report_of_a_superseded_attempt_is_dropped() -> None:

@@ -15,9 +15,9 @@ from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
-from ciel.core.retries import RetryState
+from ciel.core.retries import RetryState, may_kill_workers
 from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR
-from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN
+from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN, RUNNABLE
 from ciel.master.state.placement.random_placement import draw
 from ciel.master.state.placement.reach import Reach
 from ciel.master.state.placement.ready import ReadyQueue
@@ -88,6 +88,7 @@ class Dispatcher:
         self.is_cut_short = False  # the tick ended early because of stale queue entries
         self._stale = 0  # the number of stale entries in this tick
         self._waited_for: dict[WorkerNode, None] = {}  # workers that may have parked or bound tasks
+        self._reserved: dict[WorkerNode, None] = {}
         # An input is only on a suspected worker, or no worker reaches all inputs.
         self._stranded: list[TaskNode] = []
 
@@ -104,6 +105,7 @@ class Dispatcher:
             self._gone[worker.facts.netloc] = None
         self._has_lost = True
         self._waited_for.pop(worker, None)
+        self._reserved.pop(worker, None)
         self._reach.worker_lost(worker)
         for task in (*reversed(worker.parked), *reversed(worker.bound)):
             self.ready.push_first(task)
@@ -219,6 +221,8 @@ class Dispatcher:
         ready, has_parked = self.ready, self._has_parked()
         self.is_cut_short = False
         self._stale = 0
+        if self._reserved:
+            self._serve_reserved()
         if not self.workers or not (ready or self.memory_queue or has_parked):
             return
         priority = ready.priority if has_parked or self.memory_queue else PRIORITY_MIN
@@ -274,6 +278,7 @@ class Dispatcher:
             needs = task.spec.needs
             has_policy = task.job.spec.scheduling is not DEFAULT_SCHEDULING
             is_bound = has_policy or needs.memory_bytes or self._graph.fixed.location_of(task)
+            is_bound = is_bound or may_kill_workers(self._retry_states.get(task.spec.id))
             able = [] if is_bound else [w for w in self._able(task) if w.has_room_over_credit]
             if able:
                 worker = min(able, key=lambda worker: worker.wait_s(needs.slots))
@@ -342,6 +347,12 @@ class Dispatcher:
     ) -> bool:
         """Assign or park a task by the policy of its job; return False if there is no room."""
         needs, scheduling = task.spec.needs, task.job.spec.scheduling
+        if may_kill_workers(self._retry_states.get(task.spec.id)):
+            free = [worker for worker in able if worker.has_credit and worker.has_free(needs)]
+            if not free:
+                self._reserve(task, able, roomy)
+                return False
+            able = free
         if task in self._table.returned:
             able = [w for w in roomy if w in able and w.has_free(needs)] or able
         if scheduling.policy != LOCALITY:
@@ -370,6 +381,37 @@ class Dispatcher:
             roomy.append(worker)
         self._assign(task, worker)
         return True
+
+    def _reserve(
+        self, task: TaskNode, able: Sequence[WorkerNode], roomy: deque[WorkerNode]
+    ) -> None:
+        """Reserve a worker for a task whose worker has died, unless one is reserved already.
+
+        The task has to start at once: if another worker dies with it, it was certainly running.
+        So a worker gets no other task until it has free slots.
+        """
+        if any(worker.reserved_for is task for worker in self._reserved):
+            return
+        others = [worker for worker in able if worker.reserved_for is None]
+        if others:
+            worker = min(others, key=lambda worker: worker.slots_used)
+            worker.reserved_for = task
+            self._reserved[worker] = None
+            if worker in roomy:
+                roomy.remove(worker)
+
+    def _serve_reserved(self) -> None:
+        """Assign tasks whose reserved workers have free slots now; end stale reservations."""
+        for worker, task in [(worker, worker.reserved_for) for worker in self._reserved]:
+            worker.reserved_for = None
+            is_waiting = task is not None and task.state is RUNNABLE and worker.takes_tasks
+            if task is not None and is_waiting:
+                if not (worker.has_credit and worker.has_free(task.spec.needs)):
+                    worker.reserved_for = task
+                    continue
+                if self._may_run(task):
+                    self._assign(task, worker)
+            del self._reserved[worker]
 
     def _place_at(self, task: TaskNode, places: frozenset[str], roomy: deque[WorkerNode]) -> None:
         """Assign or park a task at the worker where its process waits."""
