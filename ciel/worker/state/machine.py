@@ -77,7 +77,7 @@ from ciel.worker.state.orders import (
     returned,
 )
 from ciel.worker.state.recent import Recent
-from ciel.worker.state.slots import Slots
+from ciel.worker.state.slots import BRIEF_S, Slots
 from ciel.worker.state.uploads import Uploads
 
 FETCHES_PER_TICK = 500
@@ -99,7 +99,8 @@ REPORT_EVERY_S = 0.01
 SUCCESSOR_WAIT_S = 0.001
 """The shortest time between two reports of successes: REPORT_EVERY_S while the worker has tasks in
 its queue, SUCCESSOR_WAIT_S after an end that let a waiting task start here. A report wakes the
-master, which wakes the client; this costs as much as a small program.
+master, which wakes the client; this costs as much as a small program. So ends that are at least
+BRIEF_S apart are reported at once: if this worker dies, they need not run again.
 """
 
 _STORED = Concrete | Sweetheart
@@ -154,6 +155,7 @@ class WorkerMachine:
         self._reports_are_urgent = False
         # Whether the last attempt that ended let another one start here.
         self._has_started_waiter, self._reported_at_s = False, 0.0
+        self._ended_at_s = 0.0  # when the last attempt ended
         self._stored: dict[ObjectId, int | None] = {}  # in this store, with known sizes
         self._kept: set[ObjectId] = set()  # stored since before this master was reached
         self._to_report: deque[ObjectId] = deque()  # of `_kept`, not reported yet
@@ -846,6 +848,9 @@ class WorkerMachine:
             self.outputs_discarded(tuple([r.id for r in published if isinstance(r, _STORED)]))
             return
         self._has_started_waiter = False
+        if now_s >= self._ended_at_s + BRIEF_S:
+            self._reports_are_urgent = True
+        self._ended_at_s = now_s
         self._slots.give_back(attempt)
         if fault is None:
             self._slots.learn(attempt, run_s)

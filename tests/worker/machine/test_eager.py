@@ -21,7 +21,7 @@ from ciel.worker.state.orders import (
     RecallAttempt,
     StartAttempt,
 )
-from ciel.worker.state.slots import AHEAD_MAX
+from ciel.worker.state.slots import AHEAD_MAX, BRIEF_S
 from ciel_tests.scenes.worker import (
     A_TO_COME,
     CANCELLED,
@@ -76,6 +76,18 @@ def test_successes_are_told_together_while_there_is_work(played: Played) -> None
     played.now_s = due_s
     assert len(ends(played, third)) == 2
     assert played.machine.due_s() is None
+
+
+def test_successes_that_are_not_close_to_each_other_are_told_at_once(played: Played) -> None:
+    """They would run again if this worker died."""
+    first, second, third, _, _ = busy(played, 5)
+    assert len(ends(played, first)) == 1
+    played.now_s += BRIEF_S
+    assert len(ends(played, second)) == 1
+    played.now_s += BRIEF_S / 2
+    assert ends(played, third) == []
+    played.now_s += REPORT_EVERY_S
+    assert len(played.machine.take_reports(played.now_s)) == 1
 
 
 def test_the_last_success_is_told_at_once(played: Played) -> None:
