@@ -102,7 +102,7 @@ def waits_for(spec: TaskSpec) -> tuple[ObjectId, ...]:
 
 
 def _is_eligible(node: ObjectNode, spec: TaskSpec) -> bool:
-    return node.is_settled and (spec.sees_errors or type(node.ref) is not Failure)
+    return node.is_settled and (spec.sees_errors or node.failure is None)
 
 
 def is_chosen(objects: ObjectTable, spec: TaskSpec) -> bool:

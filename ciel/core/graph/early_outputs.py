@@ -21,7 +21,7 @@ def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
     """
     node = graph.objects.ensure(ref.id)
     exists = not isinstance(ref, Future) and type(ref) not in STREAMS
-    if node.producer is None and node.ref is None and exists:
+    if node.producer is None and node.is_future and exists:
         node.holds += 1
         graph.objects.use(job.uploads, ref.id)
         graph.publish(ref)

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
-from ciel.core.refs import Failure
 from ciel.core.tasks import ASSIGNED, DONE, RUNNABLE, WAITING, Mentions
 
 OBJECTS_PER_STEP = 16
@@ -29,11 +28,11 @@ def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[Obj
         if node is None:
             continue
         producer = node.producer
-        if type(node.ref) is Failure:
+        if node.failure is not None:
             failed.append(object_id)
         elif producer is not None and producer.spec.mentions is Mentions.INPUTS:
             inputs = producer.spec.inputs
-            failed += [i for i in inputs if type(graph.objects.nodes[i].ref) is Failure]
+            failed += [i for i in inputs if graph.objects.nodes[i].failure is not None]
     return failed
 
 
@@ -78,6 +77,6 @@ def saw_error(graph: TaskGraph, job: Job) -> Generator[None, None, TaskId | None
                 yield
         task = graph.tasks.get(task_id)
         if task is not None and task.spec.sees_errors and task.state is DONE:
-            if any(type(nodes[object_id].ref) is Failure for object_id in task.spec.inputs):
+            if any(nodes[object_id].failure is not None for object_id in task.spec.inputs):
                 return task.spec.id
     return None

@@ -105,10 +105,10 @@ def retry_tasks(
         if known is None or object_id in seen or task is None or task.job is not job:
             continue
         seen.add(object_id)
-        failed = type(known.ref) is Failure or object_id in expected
+        failed = known.failure is not None or object_id in expected
         if failed and task.state in _RETRIED:
             retried[task] = None
-        elif known.ref is None:
+        elif known.is_future:
             # It was not produced because its reader failed first; its own inputs may have failed.
             pass
         elif failed or task.spec.sees_errors or task.mentions is Mentions.NOTHING:
@@ -140,7 +140,7 @@ def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
     node = graph.objects.nodes.get(object_id)
     if node is None or node.producer is None or node.producer.job is not job:
         return False
-    if type(node.ref) is not Failure or node.ref.reason != OBJECT_LOST:
+    if node.failure is None or node.failure.reason != OBJECT_LOST:
         return False
     graph.objects.forget(node)
     for wanter in node.wanters:
@@ -153,6 +153,6 @@ def end_retry(graph: TaskGraph, job: Job) -> None:
     postponed, job.postponed = job.postponed, None
     for object_id in postponed or ():
         node = graph.objects.nodes.get(object_id)
-        if node is not None and node.ref is None:
+        if node is not None and node.is_future:
             recompute(graph, object_id, node)
     graph.retrying.discard(job)

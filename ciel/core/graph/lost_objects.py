@@ -80,10 +80,10 @@ def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
     Return nothing if it is needed.
     """
     node = graph.objects.get(object_id)
-    if node is None or node.ref is None or node.holds or node.wanters:
+    if node is None or node.is_future or node.holds or node.wanters:
         return frozenset()
     producer = node.producer
-    if type(node.ref) is Failure or producer is None or producer.state in (FAILED, CANCELLED):
+    if node.failure is not None or producer is None or producer.state in (FAILED, CANCELLED):
         return frozenset()
     return graph.retention.forget(object_id, node)
 

@@ -43,24 +43,48 @@ class ObjectNode:
     copy would take as much memory as this node.
     """
 
-    __slots__ = ("holds", "id", "producer", "ref", "users", "wanters")
+    __slots__ = ("_ref", "holds", "id", "producer", "users", "wanters")
 
     def __init__(self, object_id: ObjectId, producer: TaskNode | None = None) -> None:
         self.id = object_id
-        self.ref: Reference | None = None
+        # Of a `Value`, only what it has beside the id: most objects of large jobs are values.
+        self._ref: Reference | str | None = None
         self.producer = producer
         self.holds = 0
         self.users = 0  # other tasks that have it as input or output; at 0 it may be forgotten
         self.wanters: tuple[Job, ...] = NO_JOBS
 
     @property
+    def ref(self) -> Reference | None:
+        """Its reference; None if it is a future."""
+        ref = self._ref
+        return Value(self.id, ref) if isinstance(ref, str) else ref
+
+    @ref.setter
+    def ref(self, ref: Reference | None) -> None:
+        self._ref = ref.encoded if type(ref) is Value else ref
+
+    @property
+    def is_future(self) -> bool:
+        """Whether nothing is known of it but its id."""
+        return self._ref is None
+
+    @property
     def is_settled(self) -> bool:
         """Whether it is complete or has failed (a stream has not yet)."""
-        return type(self.ref) in _SETTLED
+        ref = self._ref
+        return type(ref) is str or type(ref) in _SETTLED
 
     @property
     def is_consumable(self) -> bool:
-        return type(self.ref) in CONSUMABLE
+        ref = self._ref
+        return type(ref) is str or type(ref) in CONSUMABLE
+
+    @property
+    def failure(self) -> Failure | None:
+        """The reason why it could not be produced, if that is known."""
+        ref = self._ref
+        return ref if isinstance(ref, Failure) else None
 
 
 class ObjectTable:
@@ -92,7 +116,8 @@ class ObjectTable:
     def reference(self, object_id: ObjectId) -> Reference:
         """Return the reference of an object; a Future if it is unknown."""
         node = self.nodes.get(object_id)
-        return Future(object_id) if node is None or node.ref is None else node.ref
+        ref = None if node is None else node.ref
+        return Future(object_id) if ref is None else ref
 
     def update(self, node: ObjectNode, ref: Reference) -> bool:
         """Merge a reference into an entry.
@@ -102,7 +127,7 @@ class ObjectTable:
         old = node.ref
         if old is None:
             if type(ref) is Value:  # it has no location, so no other table changes
-                node.ref = Value(node.id, ref.encoded)
+                node.ref = ref
                 return True
             old = Future(ref.id)
         new = merge(old, ref)

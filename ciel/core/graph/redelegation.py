@@ -50,7 +50,7 @@ class Redelegation:
             is_handed_on = self._came_from(before, child, object_id)
             if is_handed_on or not self._came_from(before, parent, object_id):
                 continue
-            if self._nodes[object_id].ref is not None:
+            if not self._nodes[object_id].is_future:
                 self.next_producers[object_id] = child
             else:
                 self._retention.take_over(object_id, child)
@@ -73,7 +73,7 @@ class Redelegation:
         """
         for object_id in task.undeclared:
             node = self._nodes[object_id]
-            if node.ref is None and node.producer is task:
+            if node.is_future and node.producer is task:
                 yield object_id
 
     def _came_from(self, producer: TaskNode, task: TaskNode, object_id: ObjectId) -> bool:

@@ -17,7 +17,7 @@ from ciel.core.graph.task_graph import INPUTS_PER_STEP, TaskGraph
 from ciel.core.history import History
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.jobs import Job
-from ciel.core.refs import Failure, Reference, locations_of
+from ciel.core.refs import Reference, locations_of
 from ciel.core.tasks import ACTIVE, DONE, Mentions
 
 Deletions = dict[str, list[ObjectId]]
@@ -91,7 +91,7 @@ def _can_forget(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
         node = graph.objects.nodes[object_id]
         if node.producer is not task or node.wanters or node.holds or node.users:
             return False
-        if object_id not in job.released or type(node.ref) is Failure:
+        if object_id not in job.released or node.failure is not None:
             return False
     return True
 

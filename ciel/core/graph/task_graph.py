@@ -50,7 +50,7 @@ from ciel.core.graph.undeclared_outputs import UndeclaredOutputs
 from ciel.core.graph.waiting import Waiting
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
+from ciel.core.refs import STREAMS, Failure, Reference
 from ciel.core.tasks import (
     ACTIVE,
     ASSIGNED,
@@ -149,7 +149,7 @@ class TaskGraph:
         if known_outputs:  # a job or a task may need them already
             self._redelegate(node)
             for object_id in producing:
-                if nodes[object_id].ref is None and self.is_awaited(object_id):
+                if nodes[object_id].is_future and self.is_awaited(object_id):
                     self.demand((object_id,))
                     break
         return node
@@ -219,7 +219,7 @@ class TaskGraph:
         node = self.objects.nodes.get(object_id) or self.objects.ensure(object_id)
         job.wanted[node.id] = None
         node.wanters = (*node.wanters, job) if node.wanters else job.as_wanter
-        if node.ref is not None and node.is_settled:
+        if node.is_settled:
             self.settled.append(object_id)
             return
         job.unsettled += 1
@@ -254,7 +254,7 @@ class TaskGraph:
             if node is None:  # forgotten since this was deferred
                 continue
             producer = node.producer
-            if producer is None or node.ref is not None:
+            if producer is None or not node.is_future:
                 continue
             if producer.job.postponed is not None:  # its failed inputs may not be reset yet
                 producer.job.postponed[object_id] = None
@@ -281,11 +281,11 @@ class TaskGraph:
         missing = []
         chooses = spec.any_count
         for object_id in spec.needed if chooses else spec.inputs:
-            ref = nodes[object_id].ref
-            if type(ref) not in CONSUMABLE:
+            node = nodes[object_id]
+            if not node.is_consumable:
                 missing.append(object_id)
-            elif type(ref) is Failure and not spec.sees_errors:
-                self._fail([(task, *propagated(self.objects, ref))])
+            elif (failure := node.failure) is not None and not spec.sees_errors:
+                self._fail([(task, *propagated(self.objects, failure))])
                 return []
         demanded = missing
         if chooses:
@@ -313,7 +313,7 @@ class TaskGraph:
         """Allow a failed or cancelled task to run again, and forget its errors."""
         for object_id in task.outputs:
             node = self.objects.nodes[object_id]
-            if node.producer is task and type(node.ref) is Failure:
+            if node.producer is task and node.failure is not None:
                 self.objects.forget(node)
                 for wanter in node.wanters:
                     wanter.unsettled += 1
@@ -400,10 +400,10 @@ class TaskGraph:
             awaited -= not any_inputs.is_chosen(self.objects, spec)
             inputs = spec.needed
         for object_id in inputs:
-            ref = nodes[object_id].ref
-            if type(ref) not in CONSUMABLE:
+            node = nodes[object_id]
+            if not node.is_consumable:
                 awaited -= 1
-            elif type(ref) is Failure and not spec.sees_errors:
+            elif node.failure is not None and not spec.sees_errors:
                 awaited = -1
                 break
         if awaited >= 0:
@@ -475,7 +475,7 @@ class TaskGraph:
             self._end_streams(task)
         for object_id in task.spec.outputs:
             output = nodes[object_id]
-            if output.ref is None and output.producer is task:
+            if output.is_future and output.producer is task:
                 self.publish(Failure(object_id, "NO_OUTPUT", no_output_text(task, object_id)))
         if task.undeclared:
             for object_id in self.redelegation.not_repeated(task):

@@ -34,7 +34,7 @@ class UndeclaredOutputs:
         for ref in refs:
             if ref.id.startswith(prefix):
                 node = self._objects.ensure(ref.id)
-                if node.producer is None and node.ref is None:
+                if node.producer is None and node.is_future:
                     node.producer = task
                     node.holds += self._retention.holds_outputs(task)
                     found.append(ref.id)

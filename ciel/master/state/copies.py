@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Failure, Reference, locations_of
+from ciel.core.refs import Reference, locations_of
 from ciel.master.state.workers import WorkerNode
 
 
@@ -73,7 +73,7 @@ class StreamFollowers:
         for object_id in [o for o in self._workers if o not in objects.growing]:
             workers = self._workers.pop(object_id)
             node = objects.get(object_id)
-            if node is None or node.ref is None or type(node.ref) is Failure:
+            if node is None or node.ref is None or node.failure is not None:
                 yield from [(worker, object_id) for worker in workers]
 
     def lose(self, worker: WorkerNode) -> None:

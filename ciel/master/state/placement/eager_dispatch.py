@@ -87,7 +87,7 @@ class EagerDispatch:
             nodes = self._graph.objects.nodes
             for object_id in task.spec.inputs:
                 node = nodes[object_id]
-                if node.ref is None and node.producer is not None:
+                if node.is_future and node.producer is not None:
                     if self._worker_of(node.producer) is not None:
                         self._producers[node.producer] = None
                     return

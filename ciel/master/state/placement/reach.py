@@ -258,7 +258,7 @@ class Reach:
     def _must_exist(self, ref: Reference) -> bool:
         """Whether an object has to be fetched or recomputed: it is not in its reference."""
         node = self._graph.objects.get(ref.id)
-        return bool(locations_of(ref)) or node is None or node.ref is None
+        return bool(locations_of(ref)) or node is None or node.is_future
 
     def _recompute(self, ref: Reference, home: WorkerNode) -> None:
         """Recompute an object where a worker can fetch it, and delete the copies out of reach."""

@@ -326,7 +326,7 @@ class Replication:
         pending = self._unexamined.keys() | self._objects.changed.keys()
         for object_id, claim in self._claims.items():
             node = self._objects.get(object_id)
-            if (node is None or node.ref is None) and object_id not in pending:
+            if (node is None or node.is_future) and object_id not in pending:
                 yield object_id, "copies of it are to exist, but it was forgotten"
             there = self._count_there(claim)
             is_short = there + len(claim.copying) < claim.copies

@@ -68,7 +68,7 @@ def keep(
     if type(copies) is not int or not 1 <= copies <= COPIES_MAX:
         raise CannotKeepError(f"an object has 1 to {COPIES_MAX} copies")
     node = machine.graph.objects.get(ref.id)
-    if node is not None and (node.ref is not None or node.producer is not None):
+    if node is not None and (not node.is_future or node.producer is not None):
         raise CannotKeepError(f"the object {ref.id} exists already")
     if len(machine.kept) >= KEPT_MAX:
         raise CannotKeepError(
