@@ -357,12 +357,17 @@ class TaskGraph:
 
     def is_needed(self, task: TaskNode) -> bool:
         """Whether a job or a task needs a missing output of this task."""
-        nodes = self.objects.nodes
-        return any(nodes[o].producer is task and self.is_awaited(o) for o in task.outputs)
+        for object_id in task.outputs:
+            node = self.objects.nodes[object_id]
+            if node.producer is task and self._is_awaited(object_id, node):
+                return True
+        return False
 
     def is_awaited(self, object_id: ObjectId) -> bool:
         """Whether a job or a task needs an object that is missing."""
-        node = self.objects.nodes[object_id]
+        return self._is_awaited(object_id, self.objects.nodes[object_id])
+
+    def _is_awaited(self, object_id: ObjectId, node: ObjectNode) -> bool:
         is_read = object_id in self.streams.readers
         return not node.is_settled and (is_read or self._is_demanded(object_id, node))
 
