@@ -203,6 +203,11 @@ class MasterSession:
             self._sent_counts[kind] = self._sent_counts.get(kind, 0) + 1
             self._session.send(message)
 
+    def flush(self) -> None:
+        """Send now what was to be sent at the end of this tick."""
+        if self._session is not None and self._session.peer is not None:
+            self._session.peer.flush()
+
     def confirm(self) -> None:
         """Send the master the number of received messages, if it has changed."""
         if self._session is not None:

@@ -189,6 +189,8 @@ class WorkerService:
         self._is_acting = True
         try:
             self._report()  # ends are reported before other attempts start
+            if self.machine.reports_first:
+                self._master.flush()
             while self.machine.orders:
                 for order in self.machine.take_orders():
                     self._carry_out(order)

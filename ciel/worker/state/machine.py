@@ -99,8 +99,8 @@ REPORT_EVERY_S = 0.01
 SUCCESSOR_WAIT_S = 0.001
 """The shortest time between two reports of successes: REPORT_EVERY_S while the worker has tasks in
 its queue, SUCCESSOR_WAIT_S after an end that let a waiting task start here. A report wakes the
-master, which wakes the client; this costs as much as a small program. So ends that are at least
-BRIEF_S apart are reported at once: if this worker dies, they need not run again.
+master, which wakes the client; this costs as much as a small program. Ends that are at least
+BRIEF_S apart are reported at once.
 """
 
 _STORED = Concrete | Sweetheart
@@ -156,6 +156,10 @@ class WorkerMachine:
         # Whether the last attempt that ended let another one start here.
         self._has_started_waiter, self._reported_at_s = False, 0.0
         self._ended_at_s = 0.0  # when the last attempt ended
+        self.reports_first = False
+        """Whether reports should leave before other programs start. If this worker dies, then the
+        tasks that have ended do not run again. Brief programs start first, since messages cost as
+        much time as they take."""
         self._stored: dict[ObjectId, int | None] = {}  # in this store, with known sizes
         self._kept: set[ObjectId] = set()  # stored since before this master was reached
         self._to_report: deque[ObjectId] = deque()  # of `_kept`, not reported yet
@@ -848,7 +852,8 @@ class WorkerMachine:
             self.outputs_discarded(tuple([r.id for r in published if isinstance(r, _STORED)]))
             return
         self._has_started_waiter = False
-        if now_s >= self._ended_at_s + BRIEF_S:
+        self.reports_first = now_s >= self._ended_at_s + BRIEF_S
+        if self.reports_first:
             self._reports_are_urgent = True
         self._ended_at_s = now_s
         self._slots.give_back(attempt)

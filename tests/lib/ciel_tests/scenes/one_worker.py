@@ -144,6 +144,9 @@ class OneWorker:
 
     # --- as the master's connection ---------------------------------------------------------------
 
+    def flush(self) -> None:
+        pass
+
     def send(self, report: Any) -> None:
         """Take a report."""
         with self._changed:
