@@ -29,8 +29,6 @@ from ciel.core.refs import (
 )
 
 if TYPE_CHECKING:
-    from mypy_extensions import i32
-
     from ciel.core.graph.nodes import TaskNode
 
 NO_JOBS: tuple[Job, ...] = ()
@@ -52,8 +50,8 @@ class ObjectNode:
         # Of a `Value`, only what it has beside the id: most objects of large jobs are values.
         self._ref: Reference | str | None = None
         self.producer = producer
-        self.holds: i32 = 0  # compiled, two counts take as much memory as one reference
-        self.users: i32 = 0  # other tasks that have it as input or output; at 0 it may be forgotten
+        self.holds = 0
+        self.users = 0  # other tasks that have it as input or output; at 0 it may be forgotten
         self.wanters: tuple[Job, ...] = NO_JOBS
 
     @property
