@@ -13,8 +13,9 @@ from ciel.core.events import Message
 
 
 class Journal(Protocol):
-    """An append-only log of records; each call appends one group. Appends are numbered from 1:
-    `appended` is the number of the last one, and `durable` that of the last durable one.
+    """An append-only log of records; each call appends one group. Appends are numbered from 1.
+
+    `appended` and `durable` are the numbers of the last append and of the last durable append.
     """
 
     @property

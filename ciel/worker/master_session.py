@@ -204,7 +204,7 @@ class MasterSession:
             self._session.send(message)
 
     def flush(self) -> None:
-        """Send now what was to be sent at the end of this tick."""
+        """Send the messages of this tick now."""
         if self._session is not None and self._session.peer is not None:
             self._session.peer.flush()
 

@@ -32,7 +32,7 @@ def contested(url: str, latest: Sequence[Succession]) -> list[Succession]:
 def may_run(url: str, latest: Sequence[Succession]) -> bool:
     """Whether the master with this URL is in the succession in effect, the first of `latest`.
 
-    One that was only proposed has to wait, since its master may have lost the proposal.
+    A standby that was only proposed has to wait, since its master may have lost the proposal.
     """
     return url in latest[0].urls
 

@@ -30,7 +30,7 @@ class Chronicle:
         self._promised: defaultdict[str, Ballot] = defaultdict(lambda: NO_BALLOT)  # by voter
         self._compacted: defaultdict[bytes, list[list[Message]]] = defaultdict(list)
         """By the records of a base, the whole journals that it replaced. Journals that differ only
-        in what has passed, such as a worker that has left, have the same base."""
+        in workers which came and left have the same base."""
 
     def serves(self, master: Ballot, records: Iterable[Message], appended: int) -> Ledger:
         """Record that a master starts to serve with the records of its journal, of which it has
@@ -48,8 +48,7 @@ class Chronicle:
     def whole(self, records: Sequence[Message]) -> list[Message]:
         """Return the records of a journal, and the records that its base leaves out.
 
-        If the base stands for several journals, return the one that knows the most committed
-        records.
+        If the base stands for several journals, return the journal with the most committed records.
         """
         return max(self._wholes(records), key=self._known_count)
 
