@@ -225,6 +225,12 @@ class MasterMachine:
         if streams.broken_readers or streams.completed_readers:
             self.attempts.follow_streams()
 
+    def _attempt_ended(self, worker: WorkerNode) -> None:
+        """Check the copies again that an attempt on a worker could still have produced."""
+        if worker.postponed_deletions:
+            postponed, worker.postponed_deletions = worker.postponed_deletions, {}
+            self.attempts.unlisted.add(worker, postponed.values())
+
     def _worker_sent(self, worker: WorkerNode, message: Message) -> None:
         attempts = self.attempts
         match message:
@@ -232,9 +238,7 @@ class MasterMachine:
                 if self.membership.unlisted:
                     self.membership.stored(worker, message.published)
                 attempts.reported(worker, message)
-                if worker.postponed_deletions:
-                    postponed, worker.postponed_deletions = worker.postponed_deletions, {}
-                    attempts.unlisted.add(worker, postponed.values())
+                self._attempt_ended(worker)
             case SpawnTask(spec, _, attempt):
                 parent = attempts.reporting_task(worker, spec.parent, attempt)
                 if parent is not None:
@@ -243,6 +247,7 @@ class MasterMachine:
                     self.children.spawned_late(worker, message)
             case InputsLost():
                 attempts.inputs_lost(worker, message)
+                self._attempt_ended(worker)
             case ObjectsStored(refs, kept, idle):
                 self.membership.stored(worker, refs)
                 attempts.stored(worker, refs, kept=kept, idle=idle)

@@ -478,6 +478,21 @@ def test_outputs_of_a_superseded_attempt_are_deleted() -> None:
     cluster.said("w1: drop a")
 
 
+def test_outputs_of_a_superseded_attempt_are_deleted_when_the_next_one_there_ends() -> None:
+    """Until then, the next attempt may have produced them."""
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.worker_says("w1", inputs_lost(second, place_of("w1")))
+    cluster.done("w1", first, stored("c0", place_of("w1")), attempt=2)
+    cluster.lines()
+    cluster.done("w1", second, stored("c1", place_of("w1")), attempt=1)
+    cluster.said()
+    cluster.worker_says("w1", inputs_lost(second, place_of("w1"), attempt=2))
+    assert "w1: drop c1" in cluster.lines()
+
+
 def test_copies_that_workers_report_are_recorded_for_known_objects() -> None:
     cluster = two()
     task = a_task("a")
