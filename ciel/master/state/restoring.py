@@ -163,8 +163,11 @@ class Restoration:
             job.counts[DONE] += forgotten
             job.totals[DONE] += forgotten
         state = JobState(summary.state)
-        if state not in ENDED or job.state in ENDED:
+        if state not in ENDED or state is job.state:
             return
+        if job.state in ENDED:  # it was retried, and the tasks that ran again are forgotten
+            machine.job_table.move(job, JobState.ACTIVE)
+            job.is_cancelled = False
         if state is JobState.FAILED and not _was_stopped(summary):
             fail_missing(self._context.graph, job, summary.reason)
         if state is JobState.COMPLETED or (state is JobState.FAILED and not job.unsettled):

@@ -24,13 +24,14 @@ from ciel.core.events import (
     WantObjects,
 )
 from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import JobState
 from ciel.core.refs import Concrete
 from ciel.core.tasks import DONE
 from ciel.core.volume_table import EXTENTS_PER_RECORD, VolumeTable
 from ciel.master.state.compaction import compact
 from ciel.master.state.queries import topics
 from ciel.master.state.restoring import Restoration
-from ciel.testing.builders import a_job_spec, a_task, a_worker, inline, place_of, stored
+from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, place_of, stored
 from ciel.testing.simulator.restored import differences
 from ciel_tests.scenes.master import Cluster, two
 
@@ -88,6 +89,20 @@ def test_results_that_a_client_has_taken_over_need_no_record_but_count() -> None
     before, after = cluster.job_of(), restored(cluster).job_of()
     assert after.counts[DONE] == before.counts[DONE] == 98
     assert after.handed_over == before.handed_over == 98
+
+
+def test_a_job_has_completed_if_the_task_that_was_retried_is_forgotten() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"], detached=True)
+    cluster.failed("w1", task)
+    assert cluster.job_of().state is JobState.FAILED
+    change(cluster, "retry", job=JOB)
+    worker, attempt = (node := cluster.machine.graph.tasks[task.id]).worker, node.attempt
+    assert worker is not None
+    cluster.done(worker, task, attempt=attempt)
+    cluster.says(ReleaseObjects(task.job, task.outputs, for_good=True))
+    assert restored(cluster).job_of().state is JobState.COMPLETED
 
 
 def test_an_object_that_stores_have_again_needs_one_record() -> None:
