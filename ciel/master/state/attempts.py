@@ -103,6 +103,10 @@ class Attempts:
             self._context.fail(task, "INPUTS_TOO_LARGE", too_large)
             return
         attempt = self._graph.assign(task, worker.facts.id)
+        if self._graph.streams.readers:
+            # Who reads an output now was adopted, and has read what an earlier attempt wrote.
+            for object_id in task.spec.outputs:
+                self._graph.streams.break_off(object_id)
         worker.add_attempt(task, self._context.now_s)
         if not task.job.is_started:
             self._note_start(task, worker)

@@ -480,6 +480,21 @@ def test_the_missing_input_of_an_adopted_attempt_is_produced_again() -> None:
     assert cluster.state(first) is TaskState.ASSIGNED
 
 
+def test_an_adopted_attempt_runs_again_if_its_input_is_written_by_another_attempt() -> None:
+    """It has read what the earlier one wrote, which never became an object."""
+    first, second = a_chain(2)
+    cluster = restart(two_in_a_stream(first, second))
+    cluster.joins(a_worker("w2"), returns=True)
+    end = TaskReported(second.id, 1, (stored("c1", place_of("w2")),), None, 0.1)
+    cluster.worker_says("w2", AttemptsKept(((second.id, 1),), (), ()), end, StoreListed())
+    cluster.passes(RETURN_S)
+    number = cluster.machine.graph.tasks[first.id].attempt
+    cluster.lines()
+    cluster.done("w2", first, stored("c0", place_of("w2")), attempt=number)
+    assert "w2: run c1 again (2)" in cluster.lines()
+    assert cluster.state(second) is TaskState.ASSIGNED
+
+
 def two_in_a_stream(first: TaskSpec, second: TaskSpec) -> Cluster:
     """Return a cluster in which one task reads what another one is writing."""
     cluster = two()
