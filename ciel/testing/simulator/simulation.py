@@ -137,6 +137,8 @@ class Simulation:
         survive excuses wrong results.
         """
         plan, machine = client.plan, self.master.machine
+        if self.options.lying_share:
+            return True  # acknowledged work may be lost
         if plan.job.id in self.user.removed:
             return self.user.removed[plan.job.id]
         job = machine.jobs.get(plan.job.id)
