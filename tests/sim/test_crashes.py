@@ -64,6 +64,7 @@ def test_no_finished_task_runs_again_if_only_the_master_fails() -> None:
         pytest.param(CRASHES, 26480, id="late-output-and-the-next-attempt-there-finds-no-inputs"),
         pytest.param(CRASHES, 37316, id="completed-after-a-retry-whose-task-is-forgotten"),
         pytest.param(CRASHES, 37816, id="adopted-reader-of-an-attempt-that-is-stopped"),
+        pytest.param(CRASHES, 59387, id="number-of-an-attempt-that-is-not-adopted"),
         pytest.param(ELECTIONS, 244, id="master-of-an-earlier-epoch-starts-late"),
         pytest.param(ELECTIONS, 4333, id="master-without-standbys-returns-as-a-standby"),
         pytest.param(ELECTIONS, 2248, id="cancelled-after-its-end-and-before-the-crash"),

@@ -102,6 +102,7 @@ class Attempts:
         if len(inputs) > INPUTS_WEIGHED_FROM and (too_large := why_too_large(inputs)):
             self._context.fail(task, "INPUTS_TOO_LARGE", too_large)
             return
+        self._context.skip_used_numbers(task)
         attempt = self._graph.assign(task, worker.facts.id)
         if self._graph.streams.readers:
             # Who reads an output now was adopted, and has read what an earlier attempt wrote.
@@ -161,6 +162,9 @@ class Attempts:
                 self._eager.cancel(task)
             if task is not None and task.state is not ASSIGNED:
                 task.attempt = max(task.attempt, attempt)
+            elif task is not None and attempt > task.attempt:
+                used = self._context.numbers_used
+                used[task] = max(attempt, used.get(task, 0))
             if (
                 task is None
                 or task_id in cancelled

@@ -30,6 +30,7 @@ class Context:
         "histories",
         "journal",
         "now_s",
+        "numbers_used",
         "outbox",
         "retry_states",
         "table",
@@ -48,6 +49,8 @@ class Context:
         self.journal: list[Message] = []  # the records for the journal, in order
         self.histories: dict[str, History] = {}  # by task
         self.retry_states: dict[str, RetryState] = {}  # by task
+        self.numbers_used: dict[TaskNode, int] = {}
+        """The greatest numbers of attempts that were not adopted, of tasks with a lower one."""
         self.touched: dict[str, Job] = {}  # jobs to be checked at the end of the tick
 
     def send(self, peer: str, message: Message) -> None:
@@ -57,6 +60,11 @@ class Context:
     def touch(self, job: Job) -> None:
         """Check a job at the end of the tick: it may have ended, or made progress."""
         self.touched[job.spec.id] = job
+
+    def skip_used_numbers(self, task: TaskNode) -> None:
+        """Let the next attempt at a task have a number that no earlier one has had."""
+        if self.numbers_used:
+            task.attempt = max(task.attempt, self.numbers_used.pop(task, 0))
 
     def record(self, task: TaskNode, text: str) -> None:
         """Add a line to the history of a task."""

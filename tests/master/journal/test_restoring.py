@@ -390,6 +390,18 @@ def test_of_several_attempts_at_a_task_the_latest_is_adopted() -> None:
     assert cluster.state(A) is TaskState.DONE
 
 
+def test_an_attempt_that_is_not_adopted_keeps_its_number() -> None:
+    """Its report must not be taken for that of a later attempt on the same worker."""
+    cluster = restart(running(A))
+    returns(cluster, "w1", A)
+    cluster.joins(a_worker("w2"), returns=True)
+    cluster.worker_says("w2", AttemptsKept(((A.id, 2),), (), ()), StoreListed())
+    assert "w2: stop a (2)" in cluster.lines()
+    cluster.worker_says("w1", TaskReported(A.id, 1, (), TaskFault("RECALLED", "returned"), 0.0))
+    assert cluster.state(A) is TaskState.ASSIGNED
+    assert cluster.machine.graph.tasks[A.id].attempt == 3
+
+
 def test_an_attempt_that_was_lost_with_its_worker_is_adopted_when_it_returns() -> None:
     cluster = Cluster(a_worker("w1"))
     cluster.job(A, want=["a"], detached=True)

@@ -18,7 +18,7 @@ from ciel.core.graph import deferred
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart, locations_of
+from ciel.core.refs import STREAMS, Concrete, Failure, Sweetheart, locations_of
 from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING
 from ciel.master.state.context import Context
 from ciel.master.state.workers import AttemptKey, WorkerNode
@@ -160,15 +160,13 @@ class EagerDispatch:
     def _is_produced_at(self, task: TaskNode, worker: WorkerNode) -> bool:
         """Whether one worker will produce all missing inputs of a task."""
         nodes = [self._graph.objects.nodes[object_id] for object_id in task.spec.inputs]
-        return all(
-            type(node.ref) in CONSUMABLE or self._worker_of(node.producer) is worker
-            for node in nodes
-        )
+        return all(node.is_consumable or self._worker_of(node.producer) is worker for node in nodes)
 
     def _send(self, task: TaskNode, worker: WorkerNode) -> None:
         self.tasks[task] = worker
         worker.eager[task] = None
         task.reason = "its inputs are produced there"
+        self._context.skip_used_numbers(task)
         reference = self._graph.objects.reference
         inputs = tuple([reference(object_id) for object_id in task.spec.inputs])
         for peer, message in worker.assignment(task, task.attempt + 1, inputs):
