@@ -67,7 +67,7 @@ from ciel.core.ids import TaskId
 from ciel.core.refs import Value
 from ciel.core.tasks import DEFAULT_NEEDS
 from ciel.master.state.machine import MasterMachine
-from ciel.storage.interface import ObjectInfo, ObjectReader
+from ciel.storage.interface import ObjectInfo, ObjectReader, ObjectStore
 from ciel.worker.state.machine import WorkerMachine
 
 
@@ -96,6 +96,10 @@ def stores(reader: ObjectReader, info: ObjectInfo) -> None:
     reader.write(b"")  # an object never changes after its commit
     reader.path = ""
     info.size_bytes = 2
+
+
+def uncommitted(store: ObjectStore) -> ObjectReader:
+    return store.begin("a")  # only a committed object can be read by other tasks
 """
 
 

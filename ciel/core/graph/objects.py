@@ -47,7 +47,7 @@ class ObjectNode:
 
     def __init__(self, object_id: ObjectId, producer: TaskNode | None = None) -> None:
         self.id = object_id
-        # Of a `Value`, only what it has beside the id: most objects of large jobs are values.
+        # For a `Value`, this is its content alone: large jobs consist of values, and memory counts.
         self._ref: Reference | str | None = None
         self.producer = producer
         self.holds = 0

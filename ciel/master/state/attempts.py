@@ -105,7 +105,7 @@ class Attempts:
         self._context.skip_used_numbers(task)
         attempt = self._graph.assign(task, worker.facts.id)
         if self._graph.streams.readers:
-            # Who reads an output now was adopted, and has read what an earlier attempt wrote.
+            # A task that reads an output now was adopted: it has read that of an earlier attempt.
             for object_id in task.spec.outputs:
                 self._graph.streams.break_off(object_id)
         worker.add_attempt(task, self._context.now_s)

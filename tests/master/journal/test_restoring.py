@@ -391,7 +391,7 @@ def test_of_several_attempts_at_a_task_the_latest_is_adopted() -> None:
 
 
 def test_an_attempt_that_is_not_adopted_keeps_its_number() -> None:
-    """Its report must not be taken for that of a later attempt on the same worker."""
+    """Otherwise the master could take its report for that of a later attempt on the same worker."""
     cluster = restart(running(A))
     returns(cluster, "w1", A)
     cluster.joins(a_worker("w2"), returns=True)
@@ -468,10 +468,7 @@ def test_an_adopted_task_is_recalled_from_the_worker_that_was_sent_it_eagerly() 
 def test_an_adopted_attempt_does_not_count_before_its_missing_inputs_are_complete() -> None:
     """It may have read a stream whose worker has not returned yet."""
     first, second = a_chain(2)
-    cluster = restart(two_in_a_stream(first, second))
-    cluster.joins(a_worker("w2"), returns=True)
-    end = TaskReported(second.id, 1, (stored("c1", place_of("w2")),), None, 0.1)
-    cluster.worker_says("w2", AttemptsKept(((second.id, 1),), (), ()), end, StoreListed())
+    cluster = reader_returns(first, second)
     assert cluster.state(second) is TaskState.ASSIGNED
     returns(cluster, "w1", first)
     cluster.done("w1", first, stored("c0", place_of("w1")))
@@ -480,10 +477,7 @@ def test_an_adopted_attempt_does_not_count_before_its_missing_inputs_are_complet
 
 def test_the_missing_input_of_an_adopted_attempt_is_produced_again() -> None:
     first, second = a_chain(2)
-    cluster = restart(two_in_a_stream(first, second))
-    cluster.joins(a_worker("w2"), returns=True)
-    end = TaskReported(second.id, 1, (stored("c1", place_of("w2")),), None, 0.1)
-    cluster.worker_says("w2", AttemptsKept(((second.id, 1),), (), ()), end, StoreListed())
+    cluster = reader_returns(first, second)
     cluster.passes(RETURN_S)
     assert cluster.state(first) is TaskState.ASSIGNED
     recalled = TaskFault("RECALLED", "it was returned")
@@ -495,16 +489,22 @@ def test_the_missing_input_of_an_adopted_attempt_is_produced_again() -> None:
 def test_an_adopted_attempt_runs_again_if_its_input_is_written_by_another_attempt() -> None:
     """It has read what the earlier one wrote, which never became an object."""
     first, second = a_chain(2)
-    cluster = restart(two_in_a_stream(first, second))
-    cluster.joins(a_worker("w2"), returns=True)
-    end = TaskReported(second.id, 1, (stored("c1", place_of("w2")),), None, 0.1)
-    cluster.worker_says("w2", AttemptsKept(((second.id, 1),), (), ()), end, StoreListed())
+    cluster = reader_returns(first, second)
     cluster.passes(RETURN_S)
     number = cluster.machine.graph.tasks[first.id].attempt
     cluster.lines()
     cluster.done("w2", first, stored("c0", place_of("w2")), attempt=number)
     assert "w2: run c1 again (2)" in cluster.lines()
     assert cluster.state(second) is TaskState.ASSIGNED
+
+
+def reader_returns(first: TaskSpec, second: TaskSpec) -> Cluster:
+    """Return a cluster after a restart: the reader of a stream has returned, and not its writer."""
+    cluster = restart(two_in_a_stream(first, second))
+    cluster.joins(a_worker("w2"), returns=True)
+    end = TaskReported(second.id, 1, (stored("c1", place_of("w2")),), None, 0.1)
+    cluster.worker_says("w2", AttemptsKept(((second.id, 1),), (), ()), end, StoreListed())
+    return cluster
 
 
 def two_in_a_stream(first: TaskSpec, second: TaskSpec) -> Cluster:
