@@ -632,6 +632,8 @@ class Attempts:
                 if node.ref is None:
                     found.append(ref)
                 self._graph.publish(ref)
+                if kept:  # it may have been dropped while the worker was away
+                    self._graph.retention.drop_if_unused(ref.id, node)
         if found:  # no report may have named them, or not since they were lost
             self._context.journal.append(ObjectsStored(tuple(found)))
         self.unlisted.add(worker, known, idle=idle)

@@ -15,7 +15,7 @@ from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.history import History
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.refs import Reference
+from ciel.core.refs import Concrete, Reference
 from ciel.core.retries import RetryState
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.workers import WorkerTable
@@ -97,10 +97,20 @@ class Context:
         self.journal.append(AddTask(spec, refs))
 
     def delete(self, by_place: dict[str, list[ObjectId]]) -> None:
-        """Order workers to delete objects, by location."""
+        """Order workers to delete objects, by location.
+
+        A worker that lists its objects gets such orders after its list, which may be on its way:
+        the object table would list there what is deleted.
+        """
         if not by_place:
             return
         for worker in self.table.by_id.values():
             objects = by_place.get(worker.facts.netloc)
-            if objects:
+            if not objects:
+                continue
+            if worker.is_listing:
+                here = frozenset((worker.facts.netloc,))
+                refs = [Concrete(object_id, None, here) for object_id in objects]
+                worker.postponed_deletions.update((ref.id, ref) for ref in refs)
+            else:
                 self.send(worker.facts.id, DropObjects(tuple(dict.fromkeys(objects))))

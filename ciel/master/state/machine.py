@@ -225,8 +225,8 @@ class MasterMachine:
         if streams.broken_readers or streams.completed_readers:
             self.attempts.follow_streams()
 
-    def _attempt_ended(self, worker: WorkerNode) -> None:
-        """Check the copies again that an attempt on a worker could still have produced."""
+    def _check_postponed(self, worker: WorkerNode) -> None:
+        """Check the copies again whose deletion waited, for the end of an attempt or of a list."""
         if worker.postponed_deletions:
             postponed, worker.postponed_deletions = worker.postponed_deletions, {}
             self.attempts.unlisted.add(worker, postponed.values())
@@ -238,7 +238,7 @@ class MasterMachine:
                 if self.membership.unlisted:
                     self.membership.stored(worker, message.published)
                 attempts.reported(worker, message)
-                self._attempt_ended(worker)
+                self._check_postponed(worker)
             case SpawnTask(spec, _, attempt):
                 parent = attempts.reporting_task(worker, spec.parent, attempt)
                 if parent is not None:
@@ -247,7 +247,7 @@ class MasterMachine:
                     self.children.spawned_late(worker, message)
             case InputsLost():
                 attempts.inputs_lost(worker, message)
-                self._attempt_ended(worker)
+                self._check_postponed(worker)
             case ObjectsStored(refs, kept, idle):
                 self.membership.stored(worker, refs)
                 attempts.stored(worker, refs, kept=kept, idle=idle)
@@ -275,6 +275,7 @@ class MasterMachine:
                 attempts.adopt(worker, message)
             case StoreListed():
                 self.membership.store_listed(worker)
+                self._check_postponed(worker)
             case CopyTimed():
                 self.dispatcher.learn_bandwidth(worker, message)
             case WorkersUnreached(netlocs):

@@ -108,6 +108,7 @@ class Membership:
             # The journal lists them, or a worker at this address has ended and its objects are
             # still listed.
             self.unlisted[facts.id] = set(held)
+            worker.is_listing = True
         elif facts.netloc in self._expected:
             self._end_wait(worker)
 

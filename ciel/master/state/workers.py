@@ -92,7 +92,7 @@ class WorkerNode:
         self.suspicion = ""  # why it may be lost; empty if it is not suspected
         self.is_draining = False  # it gets only tasks that no other worker can run
         self.is_returning = False  # it runs attempts that it has not reported yet
-        self.is_listing = False  # it starts over, and has not listed all its objects yet
+        self.is_listing = False  # it may have objects that it has not listed yet
         self.reported_at_s = now_s  # when it last reported an end, or had no attempts
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from ciel.core.history import EVENTS_MAX
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.masters import Succession
-from ciel.core.refs import Concrete, Fixed
+from ciel.core.refs import Concrete, Fixed, Future
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state.compaction import compact
 from ciel.master.state.invariants import problems
@@ -170,6 +170,22 @@ def test_objects_that_are_still_there_are_not_produced_again() -> None:
     cluster.worker_says("w1", ObjectsStored((held,), kept=True), StoreListed())
     returns(cluster, "w2")
     assert [line for line in cluster.lines() if "run" in line] == ["w1: run c1"]
+
+
+def test_an_object_is_not_deleted_while_its_worker_lists_it() -> None:
+    """The list may be on its way. If it arrived after the order, it would list a deleted object."""
+    before = two()
+    before.job(A, want=["a"], open=True, detached=True)
+    before.done("w1", A, stored("a", place_of("w1")))
+    cluster = restart(before)
+    cluster.joins(a_worker("w1"), returns=True)
+    cluster.worker_says("w1", AttemptsKept((), (), ()))
+    cluster.says(ReleaseObjects(JOB, A.outputs, for_good=False))
+    assert [line for line in cluster.lines() if "drop" in line] == []
+    listed = ObjectsStored((stored("a", place_of("w1")),), kept=True)
+    cluster.worker_says("w1", listed, StoreListed())
+    assert [line for line in cluster.lines() if "drop" in line] == ["w1: drop a"]
+    assert cluster.machine.graph.objects.reference(A.outputs[0]) == Future(A.outputs[0])
 
 
 def test_an_upload_is_not_lost_before_its_worker_can_return() -> None:
