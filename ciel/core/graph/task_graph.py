@@ -568,25 +568,24 @@ class TaskGraph:
         left, `deferred` notifies them later.
         """
         failing: list[tuple[TaskNode, str, object]] = []
-        ref = node.ref
         waiters = self.waiting.awaited.get(object_id)
         if waiters is not None:
             self.steps_left -= len(waiters)
             if self.steps_left < 0:
                 self.notifying.append(object_id)
             else:
-                failing = self._notify_waiters(object_id, ref)
+                failing = self._notify_waiters(object_id, node.ref)
         if not node.is_settled:
             return failing
         if object_id in self.any_inputs.choosers.awaited:
             failing += self._settle_alternative(object_id)
         if object_id in self.streams.readers:
-            if type(ref) is Failure:
+            if node.failure is not None:
                 self.streams.break_off(object_id)
             else:
                 self.streams.complete(object_id)
         producer = node.producer
-        if producer is not None and type(ref) is not Failure:
+        if producer is not None and node.failure is None:
             self.retention.output_settled(producer)
         if producer is not None and producer.state in ACTIVE:
             if producer.state is not ASSIGNED or object_id not in producer.undeclared:

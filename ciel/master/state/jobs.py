@@ -191,13 +191,13 @@ class Jobs:
         nodes, outbox = context.graph.objects.nodes, context.outbox
         for object_id in settled:
             node = nodes.get(object_id)
-            if node is None or not node.is_settled or node.ref is None:
+            if node is None or not node.is_settled or (ref := node.ref) is None:
                 continue
             for job in node.wanters:
                 job_id = job.spec.id
                 context.touched[job_id] = job
                 for client in self.subscriptions.of(job_id):
-                    outbox.append((client, ObjectSettled(job_id, node.ref)))
+                    outbox.append((client, ObjectSettled(job_id, ref)))
         if self._released_later:
             for object_id in settled:
                 owner = self._released_later.pop(object_id, None)
