@@ -12,6 +12,7 @@ from ciel.core.history import History
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.core.tasks import TaskSpec, TaskState
+from ciel.core.wanted import WantedObjects
 
 JOB_NAME_MAX_LENGTH = 200
 KINDS_MAX = 1000
@@ -171,7 +172,7 @@ class Job:
         self.is_started = False  # a task of it was assigned
         self.handed_over = 0  # tasks forgotten because the client has taken over their results
         self.released: dict[ObjectId, None] = {}  # handed over, but not forgotten yet
-        self.wanted: dict[ObjectId, None] = {}
+        self.wanted = WantedObjects()
         self.unsettled = 0  # how many of `wanted` are missing
         self.as_wanter = (self,)  # shared by all objects that only this job wants
 

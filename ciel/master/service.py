@@ -315,7 +315,10 @@ class MasterService:
                     say(name, message, now_s)
                 except Exception as error:
                     self._note_bug(f"a message {type(message).__name__} of {name}", error)
-                    self._drop_sender(name, message, from_worker)
+                    try:
+                        self._drop_sender(name, message, from_worker)
+                    except Exception as another:  # if the tables disagree, this is likely
+                        self._note_bug(f"the rejection of {name}", another)
         if isinstance(session, PeerSession):
             session.count(counted)
             self.call_when_durable(partial(session.may_confirm, session.received))

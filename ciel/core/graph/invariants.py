@@ -2,7 +2,7 @@
 
 O1-O7: objects agree with locations, and with the tasks that name them. S1-S5: streams agree with
 their producers and readers. T1-T5: tasks wait for missing objects that an active task produces.
-T6-T8: tasks with alternatives demand all of them, and wait until one is enough. J1-J3: the counts
+T6-T8: tasks with alternatives demand all of them, and wait until one is enough. J1-J4: the counts
 of jobs are right, and their wanted objects are being produced. Deferred work (see `deferred`) is an
 exception: tasks may still wait for an object that exists, and producers may not be active yet.
 """
@@ -95,7 +95,14 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
         counts[DONE] += job.handed_over
         if counts != job.counts:
             yield f"J1 {job} has the counts {job.counts}, not {counts}"
-        unsettled = [o for o in job.wanted if not graph.objects.nodes[o].is_settled]
+        known = []
+        for object_id in job.wanted:
+            node = graph.objects.nodes.get(object_id)
+            if node is None or job not in node.wanters:
+                yield f"J4 {job} wants {object_id}, which does not say so"
+            else:
+                known.append(node)
+        unsettled = [node.id for node in known if not node.is_settled]
         if len(unsettled) != job.unsettled:
             yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
         for object_id in unsettled:

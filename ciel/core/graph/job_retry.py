@@ -31,7 +31,8 @@ def cancel(graph: TaskGraph, job: Job, details: str) -> Generator[None, None, No
         if graph.steps_left < 0:
             yield
     for place, object_id in enumerate(list(job.wanted)):
-        is_missing = object_id in job.wanted and not graph.objects.nodes[object_id].is_settled
+        node = graph.objects.nodes.get(object_id)
+        is_missing = node is not None and job in node.wanters and not node.is_settled
         if is_missing:
             graph.publish(Failure(object_id, "CANCELLED", details))
         if is_missing or place % OBJECTS_PER_STEP == 0:
@@ -94,7 +95,7 @@ def retry_tasks(
             yield
     job.is_cancelled = False
     seen: set[ObjectId] = set()
-    pending = list(reversed(job.wanted)) if objects is None else list(objects)
+    pending = list(job.wanted)[::-1] if objects is None else list(objects)
     while pending:
         graph.steps_left -= 1
         if graph.steps_left < 0:

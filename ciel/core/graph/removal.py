@@ -143,7 +143,7 @@ def remove(
     """
     deletions = _DeletionCollector(graph, kept)
     while job.wanted:
-        object_id, _ = job.wanted.popitem()
+        object_id = job.wanted.pop()
         node = graph.objects.nodes[object_id]
         node.wanters = tuple([other for other in node.wanters if other is not job]) or NO_JOBS
         job.unsettled -= not node.is_settled

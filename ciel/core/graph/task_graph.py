@@ -214,10 +214,10 @@ class TaskGraph:
 
     def want(self, object_id: ObjectId, job: Job) -> None:
         """Make a job want an object; if the object is missing, its producer becomes active."""
-        if object_id in job.wanted:
-            return
         node = self.objects.nodes.get(object_id) or self.objects.ensure(object_id)
-        job.wanted[node.id] = None
+        if node.wanters and job in node.wanters:
+            return
+        job.wanted.add(node.id)
         node.wanters = (*node.wanters, job) if node.wanters else job.as_wanter
         if node.is_settled:
             self.settled.append(object_id)
@@ -231,10 +231,10 @@ class TaskGraph:
 
     def unwant(self, object_id: ObjectId, job: Job) -> None:
         """Make a job stop wanting an object: it may be dropped, and its producer may stop."""
-        if object_id not in job.wanted:
+        node = self.objects.nodes.get(object_id)
+        if node is None or job not in node.wanters:
             return
-        del job.wanted[object_id]
-        node = self.objects.nodes[object_id]
+        job.wanted.remove(object_id)
         node.wanters = tuple([other for other in node.wanters if other is not job]) or NO_JOBS
         if not node.is_settled:
             job.unsettled -= 1

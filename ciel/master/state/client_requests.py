@@ -147,9 +147,10 @@ class ClientRequests:
             node = nodes.get(object_id)
             producer = None if node is None or node.is_settled else node.producer
             if (
-                producer is not None
+                node is not None
+                and producer is not None
                 and producer.state is TaskState.ASSIGNED
-                and object_id in job.wanted
+                and job in node.wanters
             ):
                 self._jobs.release_later(job, object_id)
             else:
@@ -194,14 +195,14 @@ class ClientRequests:
         Return the settled objects that must be announced again, since another client may have sent
         the request, or it may repeat an earlier one. An ended job wants no further objects.
         """
-        nodes, wanted = self._graph.objects.nodes, job.wanted
+        nodes = self._graph.objects.nodes
         is_active = job.state is JobState.ACTIVE
         settled = []
         for object_id in objects:
-            if is_active and object_id not in wanted:
+            node = nodes.get(object_id)
+            if is_active and (node is None or job not in node.wanters):
                 self._graph.want(object_id, job)
                 continue
-            node = nodes.get(object_id)
             if node is not None and node.ref is not None and node.is_settled:
                 settled.append(ObjectSettled(job.spec.id, node.ref))
         if is_active:

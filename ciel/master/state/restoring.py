@@ -188,8 +188,9 @@ class Restoration:
         self._note_restart()
         context.graph.steps_left = machine.bulk.steps_per_tick
         for task in context.graph.tasks.values():
-            if task.state in (WAITING, RUNNABLE) and not context.graph.is_needed(task):
-                context.graph.deactivate(task)  # it has delegated its outputs
+            if task.children and task.state in (WAITING, RUNNABLE):
+                if not context.graph.is_needed(task):
+                    context.graph.deactivate(task)  # it has delegated its outputs
         for job in machine.jobs.values():
             if job.state is JobState.ACTIVE:
                 if job.wanted or job.spec.open:  # else its client has still to want something

@@ -103,15 +103,24 @@ def test_a_master_goes_on_after_an_exception_if_its_tables_agree(scene: Scene) -
 
 def test_a_master_whose_tables_disagree_ends_with_the_reason(scene: Scene) -> None:
     del scene.machine.graph.objects.nodes[ObjectId("a")]
-    scene.says(scene.client, ReleaseObjects(JobId(JOB), (ObjectId("a"),), False))
+    nothing: Any = None  # no frame can contain that
+    scene.says(scene.client, ReleaseObjects(JobId(JOB), nothing, for_good=False))
     (reason,) = scene.ended
-    assert "a message ReleaseObjects of client-1: KeyError" in reason
+    assert "a message ReleaseObjects of client-1: TypeError" in reason
     assert "contradict each other (" in reason
     assert "names a, which was forgotten" in reason
     refusals = [message for message in scene.client.sent if isinstance(message, RequestRefused)]
     assert [refusal.reason for refusal in refusals] == [
         "the master failed to process a message because of a bug in ciel; see the master's log"
     ]
+
+
+def test_a_master_ends_even_if_it_cannot_reject_the_message(scene: Scene) -> None:
+    del scene.machine.graph.objects.nodes[ObjectId("a")]
+    nothing: Any = None  # no frame can contain that
+    scene.says(scene.client, AddTask(a_task("b"), (nothing,)))  # its job is to end, which fails
+    (reason,) = scene.ended
+    assert "a message AddTask of client-1: AttributeError" in reason
 
 
 def test_a_worker_whose_report_raises_is_declared_dead_and_its_tasks_run_again(
