@@ -184,8 +184,8 @@ def _with_json(record: Message, convert: Callable[[Any], Any]) -> Message:
 
 
 def decode_records(frames: bytes) -> list[Message]:
-    """Decode the result of `encode_records`; raises WireError."""
-    reader = FrameReader()
+    """Decode the result of `encode_records`, which was not changed; raises WireError."""
+    reader = FrameReader(is_own=True)
     reader.feed(frames)
     records: list[Message] = []
     while (found := reader.next_frame()) is not None:

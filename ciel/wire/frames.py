@@ -114,10 +114,12 @@ class FrameReader:
     `FrameTooLargeError` once its first eight bytes have arrived, a larger record with its first
     part. `max_bytes` may be changed between frames; below `FRAME_MAX_BYTES` it also limits records
     in parts. After an error the boundaries of frames are unknown, and the reader is unusable.
+    `is_own`: this program has written the stream.
     """
 
-    def __init__(self, max_bytes: int = FRAME_MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = FRAME_MAX_BYTES, *, is_own: bool = False) -> None:
         self.max_bytes = max_bytes
+        self._is_own = is_own
         self.taken_bytes = 0  # size of all frames returned so far
         self._buffer = bytearray()
         self._header_bytes = 0
@@ -159,7 +161,7 @@ class FrameReader:
         del self._buffer[:size_bytes]  # fast: a bytearray does not move the rest
         self.taken_bytes += size_bytes
         self._frame_bytes = 0
-        return _decode_frame(frame, _PREFIX.size + self._header_bytes)
+        return _decode_frame(frame, _PREFIX.size + self._header_bytes, self._is_own)
 
     def _join(self, records: list[Record]) -> list[Record]:
         """Add a part; return the record that it completes, or an empty list."""
@@ -188,7 +190,7 @@ class FrameReader:
         rest_bytes, header_bytes = _PREFIX.unpack_from(whole)
         if rest_bytes + _PREFIX.size != len(whole) or header_bytes > rest_bytes:
             raise RemoteProtocolError("the parts of a record do not form a frame")
-        found = _decode_frame(whole, _PREFIX.size + header_bytes)
+        found = _decode_frame(whole, _PREFIX.size + header_bytes, self._is_own)
         if found[0][0][0] == _PART:
             raise RemoteProtocolError("the parts of a record contain another part")
         return found
@@ -211,9 +213,9 @@ class FrameReader:
         return True
 
 
-def _decode_frame(frame: bytes, payloads_at: int) -> list[Record]:
+def _decode_frame(frame: bytes, payloads_at: int, is_own: bool) -> list[Record]:
     try:
-        header = decode_header(frame[_PREFIX.size : payloads_at])
+        header = decode_header(frame[_PREFIX.size : payloads_at], is_own=is_own)
     except DecodeError as error:
         raise RemoteProtocolError(f"frame header: {error}") from None
     if type(header) is not list or not 0 < len(header) <= RECORDS_PER_FRAME_MAX:
