@@ -174,7 +174,9 @@ class Job:
         self.released: dict[ObjectId, None] = {}  # handed over, but not forgotten yet
         self.wanted = WantedObjects()
         self.unsettled = 0  # how many of `wanted` are missing
-        self.as_wanter = (self,)  # shared by all objects that only this job wants
+        # Shared by all objects that only this job wants. Without the type, compiled code makes a
+        # tuple for each use.
+        self.as_wanter: tuple[Job, ...] = (self,)
 
     def __repr__(self) -> str:
         return f"<Job {self.number} {self.spec.id} {self.state}>"
