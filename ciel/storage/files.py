@@ -184,8 +184,28 @@ class FileWriter(ObjectWriter):
         self._require_open()
         if self._written_bytes:
             self._drop_old_content()
+        elif not self._promised_bytes and not self._shared:
+            self._take_old_file()
         self._old_bytes, self._shared = 0, True
         return self._shelf.temporaries.path_of(self._name)
+
+    def _take_old_file(self) -> None:
+        """Write into the file of a deleted object, if one is kept: its pages are allocated."""
+        shelf = self._shelf
+        segment = shelf.segments.take_any()
+        if segment is None:
+            return
+        room_bytes = occupied_bytes(segment.size_bytes)
+        try:
+            shelf.space.reserve(room_bytes, is_allocated=True)
+        except NoSpaceError:
+            shelf.fullness.close_file(segment.fd)
+            shelf.temporaries.discard(segment.name)
+            return
+        self._release()
+        self._name, self._fd = segment.name, segment.fd
+        self._promised_bytes = self._reserved_bytes = room_bytes
+        shelf.writing.add(self._name)
 
     def fileno(self, *, to_write: bool = True) -> int:
         self._require_open()

@@ -166,8 +166,8 @@ class ObjectWriter(ABC):
 
     @property
     def mapped_path(self) -> str | None:
-        """`path` for a program that only maps and writes the file. Its initial content up to the
-        hinted size is undefined; the program sets the final size.
+        """`path` for a program that only maps and writes the file. Its initial content and size
+        are undefined, within the hinted size if there is one; the program sets the final size.
         """
         return self.path
 

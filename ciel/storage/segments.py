@@ -66,19 +66,29 @@ class Segments:
 
         Its pages beyond `size_bytes` are freed.
         """
-        if size_bytes < SEGMENT_MIN_BYTES or self._pid != os.getpid():
+        if size_bytes < SEGMENT_MIN_BYTES:
+            return None
+        one = self._take_first(self._fitting, size_bytes)
+        if one is None or one.size_bytes <= size_bytes:
+            return one
+        with self._fullness.giving_back(one.size_bytes - size_bytes):
+            os.ftruncate(one.fd, size_bytes)
+        return replace(one, size_bytes=size_bytes)
+
+    def take_any(self) -> Segment | None:
+        """Return the segment that was added last, for content of unknown size."""
+        return self._take_first(lambda _: self._kept[::-1], 0)
+
+    def _take_first(self, among: Callable[[int], list[Segment]], size_bytes: int) -> Segment | None:
+        if self._pid != os.getpid():
             return None
         with self._lock:
-            one = next((one for one in self._fitting(size_bytes) if _is_free(one.fd)), None)
-            if one is None:
-                return None
-            self._kept.remove(one)
-            self.used_s = time.monotonic()
-            self.recycled += 1
-        if one.size_bytes > size_bytes:
-            with self._fullness.giving_back(one.size_bytes - size_bytes):
-                os.ftruncate(one.fd, size_bytes)
-        return replace(one, size_bytes=min(one.size_bytes, size_bytes))
+            one = next((one for one in among(size_bytes) if _is_free(one.fd)), None)
+            if one is not None:
+                self._kept.remove(one)
+                self.used_s = time.monotonic()
+                self.recycled += 1
+        return one
 
     def _fitting(self, size_bytes: int) -> list[Segment]:
         most, least = size_bytes * FIT_SHARE, size_bytes // FIT_SHARE

@@ -81,12 +81,48 @@ def test_a_program_that_maps_has_what_was_there_and_leaves_what_it_wrote(
     assert store.verify("a").checksum == digest(content)
 
 
-def test_what_was_begun_without_its_size_is_new(store: ShmStore, segments: Segments) -> None:
+def test_a_program_that_maps_an_output_of_unknown_size_gets_old_memory(
+    store: ShmStore, segments: Segments
+) -> None:
+    for name in ("larger", "last"):
+        put(store, name, SIZE_BYTES if name == "last" else 3 * MIB)
+    for name in ("larger", "last"):
+        store.delete(name)
+    with store.begin("a") as writer:
+        path = Path(writer.mapped_path)
+        assert path.stat().st_blocks * 512 >= SIZE_BYTES
+        assert writer.mapped_path == str(path)
+        writer.account()
+        assert store.usage().reserved_bytes == SIZE_BYTES
+        with path.open("r+b") as file:
+            file.write(b"new")
+            file.truncate(3)
+        writer.commit()
+    assert (segments.recycled, segments.kept_bytes) == (1, 3 * MIB)
+    assert store.get("a") == b"new"
+    assert store.verify("a").checksum == digest(b"new")
+    assert store.usage().reserved_bytes == 0
+
+
+def test_a_program_that_may_not_map_gets_no_old_memory(store: ShmStore, segments: Segments) -> None:
     put(store, "old")
     store.delete("old")
     with store.begin("a") as writer:
+        assert Path(writer.path).stat().st_size == 0
         assert Path(writer.mapped_path).stat().st_size == 0
     assert segments.recycled == 0
+
+
+def test_old_memory_that_exceeds_the_capacity_is_freed(store: ShmStore, segments: Segments) -> None:
+    put(store, "old", 8 * MIB)
+    store.delete("old")
+    put(store, "large", CAPACITY_BYTES - 4 * MIB)
+    with store.begin("a") as writer:
+        assert Path(writer.mapped_path).stat().st_size == 0
+        writer.write(b"new")
+        writer.commit()
+    assert segments.kept_bytes == 0
+    assert store.get("a") == b"new"
 
 
 def test_much_memory_is_not_cut_for_a_small_object(store: ShmStore, segments: Segments) -> None:

@@ -69,12 +69,12 @@ class OutputArrays:
     def region(self, make: MakeRegion) -> OutputRegion:
         """Return the region of another allocator in the file; `make` makes it once."""
         if self._region is None:
-            self._open(self._end_bytes)
+            self._open(None)  # its allocations are not known yet
             self._region = make(os.dup(self._descriptor), self._end_bytes)
         return self._region
 
-    def _open(self, size_bytes: int) -> None:
-        """Open the file, unless it is open, with a hint about its size."""
+    def _open(self, size_bytes: int | None) -> None:
+        """Open the file, unless it is open, with a hint about its size, if that is known."""
         if self._descriptor < 0:
             request = {"index": self._number, "size": size_bytes}
             path = self._channel.call("open_output", request)["filename"]
