@@ -283,6 +283,8 @@ def unpack_apart(
     """Return a value that shares no memory that may be changed. `writable` returns the bytes of a
     buffer in private memory. Tables of Arrow cannot be changed, and share theirs.
     """
+    if isinstance(packed, PackedTable):
+        return packed.value
     if packed.head == TABLE:
         return unpack(packed.head, packed.buffers)
     return unpack(packed.head, map(writable, packed.buffers), given)

@@ -110,9 +110,6 @@ class Run:
             return self._run_stream(self._bundle.batches[0][0])
         batches = self._bundle.batches
         is_alone = self._is_alone
-        if is_alone and not self._bundle.raw:
-            self._session.new_array = self._outputs.array
-            self._session.new_region = self._outputs.region
         if self._is_retry and not is_alone:
             self._run_each_alone()
             return None
@@ -123,6 +120,7 @@ class Run:
         while (number := self._next_number()) is not None:
             self._loading_s, started_s = 0.0, time.perf_counter()
             outcomes = self._made[number]
+            self._begin_batch(number)
             for call in batches[number]:
                 outcomes += run_call(call)
                 if self._state.is_changed:
@@ -139,6 +137,13 @@ class Run:
                 return self._publish_raw(outcomes[0])
             self._outputs.publish(number, outcomes, took_s, self._take_times())
         return None
+
+    def _begin_batch(self, number: int) -> None:
+        """Let a call that has an output for itself allocate arrays in it."""
+        has_own = len(self._bundle.batches[number]) == 1 and not self._bundle.raw
+        self._outputs.begin(number)
+        self._session.new_array = self._outputs.array if has_own else None
+        self._session.new_region = self._outputs.region if has_own else None
 
     def _next_number(self) -> int | None:
         with self._channel.lock:
@@ -381,8 +386,7 @@ class Run:
     # --- the end ----------------------------------------------------------------------------------
 
     def _array_leak(self) -> str:
-        arrays = self._outputs.arrays
-        if arrays is None or not arrays.has_survivors:
+        if not self._outputs.has_surviving_arrays:
             return ""
         return "a reference to an array in the store, which could still be changed"
 

@@ -166,6 +166,18 @@ def fail_after(rows: int) -> None:
     raise ValueError(f"a table of {kept.num_rows} rows")
 
 
+def test_calls_that_run_together_share_a_table(
+    client: ciel.Client, paths: list[str], tmp_path: Path
+) -> None:
+    """The client sends calls of fast functions as one task, in which each has its own output."""
+    pq.write_table(pa.table({"k": [1], "v": [0.5]}), tmp_path / "small")
+    client.gather([client.submit(load, str(tmp_path / "small")) for _ in range(4)])
+    parts = [client.submit(load, path) for path in paths]
+    found = client.gather([client.submit(describe, part) for part in parts])
+    assert [(rows, copied) for rows, _, copied in found] == [(ROWS, 0)] * PARTS
+    assert sum(part.result().num_rows for part in parts) == PARTS * ROWS
+
+
 def test_a_task_that_fails_leaves_no_table(client: ciel.Client) -> None:
     with pytest.raises(ValueError, match="a table of 1000 rows"):
         client.submit(fail_after, 1000).result()

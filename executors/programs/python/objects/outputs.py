@@ -28,7 +28,9 @@ class Outputs:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self.arrays: OutputArrays | None = None
+        self._batch = 0  # it runs now
+        self._arrays: OutputArrays | None = None  # those of this batch
+        self._published: list[OutputArrays] = []
         self._values: dict[int, str] = {}  # contents for `exit`, by batch
         self._numbers: dict[int, int] = {}  # of the outputs, by batch
         self.made_count = 0
@@ -51,8 +53,12 @@ class Outputs:
         """Return the number and content of each output that is part of `exit`."""
         return [(self._numbers[batch], value) for batch, value in self._values.items()]
 
+    def begin(self, batch: int) -> None:
+        """Note which batch runs now."""
+        self._batch = batch
+
     def array(self, shape: Any, dtype: Any) -> Any:
-        """Return an array in the file of the output of the only batch."""
+        """Return an array in the file of the output of this batch, which has only one call."""
         return self._arrays_now().array(shape, dtype)
 
     def region(self, make: MakeRegion) -> OutputRegion:
@@ -62,21 +68,28 @@ class Outputs:
     def _arrays_now(self) -> OutputArrays:
         from ciel.executors.programs.python.objects.output_arrays import OutputArrays
 
-        if self.arrays is None:
-            self.arrays = OutputArrays(self._channel, self._numbers[0])
-        return self.arrays
+        if self._arrays is None:
+            self._arrays = OutputArrays(self._channel, self._numbers[self._batch])
+        return self._arrays
 
     def give_up_arrays(self) -> None:
         """Discard the file with arrays; the arrays stay as ordinary memory."""
-        if self.arrays is not None:
-            self.arrays.give_up()
-            self.arrays = None
+        if self._arrays is not None:
+            self._arrays.give_up()
+            self._arrays = None
+
+    @property
+    def has_surviving_arrays(self) -> bool:
+        """Whether an array is still referenced, so that code could change a published object."""
+        return any(arrays.has_survivors for arrays in self._published)
 
     def publish(
         self, batch: int, outcomes: Sequence[Outcome], took_s: float, times: Times | None = None
     ) -> None:
         """Write the output of a batch."""
-        if self.arrays is not None and self.arrays.publish(outcomes, took_s):
+        arrays, self._arrays = self._arrays, None
+        if arrays is not None and arrays.publish(outcomes, took_s):
+            self._published.append(arrays)
             del self._numbers[batch]
             return
         self.publish_pieces(batch, encode(outcomes, took_s, times))
