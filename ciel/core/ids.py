@@ -45,7 +45,8 @@ def check_id(text: object) -> str:
     if text[0] in _NOT_FIRST:
         raise InvalidIdError(text, f"it begins with {text[0]!r}")
     # Each task has several ids, and this takes half the time of a regular expression.
-    if not text.isascii() or text.encode().translate(None, _IN_IDS):
+    is_plain = text.isascii() and (text.isalnum() or not text.encode().translate(None, _IN_IDS))
+    if not is_plain:
         raise InvalidIdError(text, "only letters, digits and _ : . - are allowed")
     return text
 

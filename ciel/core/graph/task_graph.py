@@ -121,12 +121,15 @@ class TaskGraph:
         node = TaskNode(spec, job)
         nodes = self.objects.nodes
         producing: Sequence[ObjectId] = spec.outputs
-        known_outputs = [object_id for object_id in producing if object_id in nodes]
-        if known_outputs:
-            producing = self._claim_outputs(node, parent)
-        else:
+        has_known_output = False
+        for object_id in producing:  # searched once, since large tables are slow
+            output = ObjectNode(object_id, node)
+            has_known_output |= nodes.setdefault(object_id, output) is not output
+        if has_known_output:
             for object_id in producing:
-                nodes[object_id] = ObjectNode(object_id, node)
+                if nodes[object_id].producer is node:
+                    del nodes[object_id]
+            producing = self._claim_outputs(node, parent)
         self.tasks[spec.id] = node
         if job.first is None:
             job.first = spec
@@ -146,7 +149,7 @@ class TaskGraph:
         self.retention.task_added(node, parent, producing)
         if parent is not None:
             self._note_child(parent, spec)
-        if known_outputs:  # a job or a task may need them already
+        if has_known_output:  # a job or a task may need them already
             self._redelegate(node)
             for object_id in producing:
                 if nodes[object_id].is_future and self.is_awaited(object_id):
