@@ -278,7 +278,16 @@ FIGURES = (
     Figure("- allocation in the store", "arrow", "allocation_us", "us", 3, True, 2),
     Figure("- 10,000 batches of 64 tasks as one table", "arrow", "concat_ms", "ms", 50, True),
     Figure(
-        "- 1 GiB of Parquet decoded and summed, against two plain processes",
+        "- 1 GiB of Parquet decoded and summed, against ray",
+        "arrow",
+        "parquet_to_ray",
+        "x",
+        1.5,
+        False,
+        2,
+    ),
+    Figure(
+        "- - against two plain processes",
         "arrow",
         "parquet_to_plain",
         "x",
