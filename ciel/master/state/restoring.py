@@ -7,7 +7,7 @@ Objects keep the locations that reports named, until workers join and report wha
 
 from __future__ import annotations
 
-from ciel.core.errors import CielError
+from ciel.core.errors import CannotRetryError, CielError
 from ciel.core.events import (
     CLIENT_GRACE_S,
     AddTask,
@@ -113,6 +113,8 @@ class Restoration:
                 name, ref = argument["name"], argument["reference"]
                 copies = argument.get("copies", 1)
                 object_locations.add_kept(machine, name, ref, self._context.now_s, copies)
+            case Change(_, "retry", argument):
+                self._retry(topics.find(machine, argument["job"]))
             case Change(_, topic, argument):
                 topics.change(machine, topic, argument, self._context.now_s)
             case MasterStarted(epoch):
@@ -165,15 +167,26 @@ class Restoration:
         state = JobState(summary.state)
         if state not in ENDED or state is job.state:
             return
-        if job.state in ENDED:  # it was retried, and the tasks that ran again are forgotten
-            machine.job_table.move(job, JobState.ACTIVE)
-            job.is_cancelled = False
+        if job.state in ENDED:
+            self._revive(job)  # it was retried, and the tasks that ran again are forgotten
         if state is JobState.FAILED and not _was_stopped(summary):
             fail_missing(self._context.graph, job, summary.reason)
         if state is JobState.COMPLETED or (state is JobState.FAILED and not job.unsettled):
             machine.job_table.end(job, state, summary.reason)
         else:
             machine.operations.end_now(job, state, summary.reason)
+
+    def _retry(self, job: Job) -> None:
+        """Retry a job that has ended, even if the tasks that ran again are forgotten."""
+        if job.state in ENDED:
+            try:
+                self.machine.operations.retry(job)
+            except CannotRetryError:  # or it was refused in a later slice; its next record ends it
+                self._revive(job)
+
+    def _revive(self, job: Job) -> None:
+        self.machine.job_table.move(job, JobState.ACTIVE)
+        job.is_cancelled = False
 
     def finish(self, now_s: float, return_s: float = RETURN_S) -> None:
         """End the restoration: tasks wait for workers at most so long.

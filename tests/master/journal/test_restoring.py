@@ -10,6 +10,8 @@ from ciel.core.events import (
     CLIENT_GRACE_S,
     AddTask,
     AttemptsKept,
+    CancelJob,
+    Change,
     CloseJob,
     Message,
     ObjectsStored,
@@ -23,13 +25,14 @@ from ciel.core.events import (
     WantObjects,
 )
 from ciel.core.history import EVENTS_MAX
-from ciel.core.ids import ObjectId
+from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.masters import Succession
 from ciel.core.refs import Concrete, Fixed, Future
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state.compaction import compact
 from ciel.master.state.invariants import problems
+from ciel.master.state.machine import MasterMachine
 from ciel.master.state.restoring import RETURN_S, TAKEOVER_GRACE_S, Restoration
 from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, place_of, stored
 from ciel.testing.simulator.options import options_for
@@ -170,6 +173,18 @@ def test_objects_that_are_still_there_are_not_produced_again() -> None:
     cluster.worker_says("w1", ObjectsStored((held,), kept=True), StoreListed())
     returns(cluster, "w2")
     assert [line for line in cluster.lines() if "run" in line] == ["w1: run c1"]
+
+
+def test_a_job_was_retried_even_if_the_tasks_that_ran_again_are_forgotten() -> None:
+    restored = Restoration(MasterMachine())
+    for record in (
+        SubmitJob(a_job_spec(open=True)), CancelJob(JobId(JOB), "no more"),
+        Change(0, "retry", {"job": JOB}), AddTask(B, ()), WantObjects(JobId(JOB), B.outputs),
+    ):  # fmt: skip
+        restored.apply(record, 0.0)
+    job = restored.machine.jobs[JOB]
+    assert (job.state, list(job.wanted)) == (JobState.ACTIVE, list(B.outputs))
+    assert restored.machine.graph.tasks[B.id].state is TaskState.RUNNABLE
 
 
 def test_an_object_is_not_deleted_while_its_worker_lists_it() -> None:
