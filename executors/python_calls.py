@@ -13,6 +13,8 @@ It extends the conversation of all interactive programs by these calls:
 - `parts` opens objects of other hosts in parts. `items` is a list of pairs: a reference, and the
   pairs of offset and size that the program will read. The reply lists a file for each, which has
   at least these parts.
+- `join_states` joins a group of `size` tasks under a `number`; the reply has the path of its board.
+  `set_state` says that this member has changed its state there.
 - `lose` reports that an input is missing at the path that the worker gave. The attempt ends, as
   if the worker could not fetch this input.
 - The reply to `made` contains references to the `items`; the reply to `look` contains the most
@@ -96,6 +98,13 @@ class PythonConversation(Conversation):
         index = self._attempt.outputs.index(args.get("index"))
         path = self._attempt.open_output(index, args.get("may_stream") is True, _size(args))
         self._say("open_output", {"filename": path})
+
+    def _join_states(self, args: dict[str, Any]) -> None:
+        path = self._attempt.join_states(*_state(args, "size", "number"))
+        self._say("join_states", {"path": path})
+
+    def _set_state(self, args: dict[str, Any]) -> None:
+        self._attempt.has_set_state(*_state(args, "number"))
 
     def _reply_made(self, args: dict[str, Any]) -> None:
         self._say("made", {"refs": [self._ref(item) for item in args["items"]]})
@@ -279,10 +288,20 @@ def _size(args: dict[str, Any]) -> int | None:
     return size_bytes
 
 
+def _state(args: dict[str, Any], *numbers: str) -> tuple[Any, ...]:
+    """Return the name of a group, and these numbers."""
+    found = args.get("name"), *[args.get(number) for number in numbers]
+    if type(found[0]) is not str or any(type(number) is not int for number in found[1:]):
+        raise BadCallError(f"a group has a name, and its members have numbers: {found!r:.100}")
+    return found
+
+
 PythonConversation.METHODS = Conversation.METHODS | {
     "put": PythonConversation._put,
     "create": PythonConversation._create,
     "open_output": PythonConversation._open_output,
+    "join_states": PythonConversation._join_states,
+    "set_state": PythonConversation._set_state,
     "made": PythonConversation._reply_made,
     "look": PythonConversation._resolve_items,
     "lose": PythonConversation._lose,

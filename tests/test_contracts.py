@@ -17,7 +17,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 VIOLATIONS = {
     "Layers: a component imports only from the layers below": ("core/ids", "ciel.wire.codec"),
     "Components that decide import no reactor, no process and no socket": ("core/refs", "socket"),
-    "State machines import core only": ("master/state/credit", "ciel.wire.limits"),
+    "State machines import core only": ("master/state/placement/credit", "ciel.wire.limits"),
     "Components without a reactor never load one": ("client/locks", "twisted"),
     "Stores and executors are found by name, never imported by the engine": (
         "worker/host", "ciel.executors.proc",
@@ -33,7 +33,7 @@ VIOLATIONS = {
         "master/state/queries/views", "ciel.master.state.operations",
     ),
     "Components that decide know no clock and no file: time is an argument": (
-        "master/state/credit", "time",
+        "master/state/placement/credit", "time",
     ),
     "The master carries no content: it opens no store": (
         "master/attaching", "ciel.storage.interface",

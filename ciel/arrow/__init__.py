@@ -7,8 +7,9 @@ from ciel.arrow.concat import Concat, SchemasDifferError, concat
 from ciel.arrow.drafts import Draft, empty
 from ciel.arrow.formats import FormatError, as_file
 from ciel.arrow.pool import in_store, memory_pool
+from ciel.arrow.states import SharedTaskError, StateError, States, StateTimeoutError
 
 __all__ = [
-    "Concat", "Draft", "FormatError", "SchemasDifferError", "as_file", "concat", "empty",
-    "in_store", "memory_pool",
+    "Concat", "Draft", "FormatError", "SchemasDifferError", "SharedTaskError", "StateError",
+    "StateTimeoutError", "States", "as_file", "concat", "empty", "in_store", "memory_pool",
 ]  # fmt: skip

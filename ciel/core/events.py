@@ -253,6 +253,15 @@ class CompareObjects(NamedTuple):
     refs: tuple[Reference, ...]
 
 
+class StateChanged(NamedTuple):
+    """The state of a member on another host has changed, or its task has failed."""
+
+    job: JobId
+    group: str
+    member: int
+    word: int
+
+
 class DrainWorker(NamedTuple):
     """Start no children locally any more: the worker is to leave.
 
@@ -455,6 +464,21 @@ class WorkersUnreached(NamedTuple):
     """
 
     netlocs: tuple[str, ...]
+
+
+class StateSet(NamedTuple):
+    """A member of a group of `size` members has joined, or has changed its state (`core.states`).
+
+    The worker follows the group from then on. `word`: its flags and marks.
+    """
+
+    job: JobId
+    group: str
+    size: int
+    member: int
+    task: TaskId
+    attempt: int
+    word: int
 
 
 class StoresReported(NamedTuple):
@@ -759,12 +783,13 @@ ToClient = (
 )  # fmt: skip
 ToWorker = (
     StartOver | DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers
-    | CopyObjects | CompareObjects | DrainWorker | DismissWorker | Answer | Received | Heartbeat
+    | CopyObjects | CompareObjects | StateChanged | DrainWorker | DismissWorker | Answer | Received
+    | Heartbeat
 )  # fmt: skip
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | NotCopied | TaskPrinted | InputsLost
-    | ContentDiffers | DiskQueued | CopyTimed | WorkersUnreached | StoresReported | AttemptsKept
-    | StoreListed | Change | Received | Heartbeat
+    | ContentDiffers | DiskQueued | CopyTimed | WorkersUnreached | StoresReported | StateSet
+    | AttemptsKept | StoreListed | Change | Received | Heartbeat
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat

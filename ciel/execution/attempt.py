@@ -133,6 +133,17 @@ class Attempt(ABC):
         """Read a small input."""
 
     @abstractmethod
+    def join_states(self, name: str, size: int, number: int) -> str:
+        """Join a group of `size` members of this job as the member `number`.
+
+        Return the path of its `StateBoard`. Raises BadCallError.
+        """
+
+    @abstractmethod
+    def has_set_state(self, name: str, number: int) -> None:
+        """The program has changed the state of this member on the board."""
+
+    @abstractmethod
     def await_growth(
         self, object_id: str, at_least_bytes: float, then: Callable[[Growth], None]
     ) -> None:

@@ -69,6 +69,10 @@ class OutputRegion(Protocol):
         """
 
 
+HasSet = Callable[[str, int], None]
+"""Tells the worker that a member of a group, by name and number, has changed its state."""
+JoinStates = Callable[[str, int, int], tuple[str, HasSet]]
+"""Joins a group by its name, its size and the number of the member; returns its board's path."""
 MakeRegion = Callable[[int, int], OutputRegion]
 """Makes a region from a descriptor, which it then owns, and an offset in the file."""
 
@@ -80,6 +84,17 @@ def output_region(make: MakeRegion) -> OutputRegion | None:
     """
     session = current_or_none()
     return session.region(make) if isinstance(session, TaskSession) else None
+
+
+def current_states() -> JoinStates | None:
+    """Return the function by which the calling task joins a group; None if it cannot join any.
+
+    Raises NotInTaskError outside of a task.
+    """
+    session = current_or_none()
+    if not isinstance(session, TaskSession):
+        raise NotInTaskError("only tasks have states, and this is not a task")
+    return session.join_states
 
 
 def task_directory() -> str:
@@ -131,7 +146,8 @@ class TaskSession:
     `snapshot` returns a function that behaves as its argument does now, whatever variables change
     later. `directory` returns the task's private directory, `describe` the fields of `TaskInfo`.
     `new_array` allocates an array in the store, and `new_region` a region of its output for other
-    allocators; None: this task cannot have any.
+    allocators; None: this task cannot have any. `join_states` joins a group (`JoinStates`); None:
+    the call shares its task with others, which could wait for each other.
     """
 
     is_of_task = True
@@ -149,6 +165,7 @@ class TaskSession:
         self.describe = describe
         self.new_array: Callable[[Any, Any], Any] | None = None
         self.new_region: Callable[[MakeRegion], OutputRegion] | None = None
+        self.join_states: JoinStates | None = None
 
     def array(self, shape: Any, dtype: Any) -> Any:
         """Return an array in the store; None if this task cannot have any."""

@@ -29,6 +29,7 @@ class FakeAttempt(Attempt):
         self.path_of_all = ""  # if set, the path that is returned for every input
         self.children: list[Child] = []
         self.lost: list[str] = []
+        self.states: list[tuple[Any, ...]] = []  # what the program has joined, and set
         self.wanted: list[Child] = []  # children that the program wanted while it ran
         self.within: list[FakeAttempt] = []  # attempts of children that run in this process
         self.ended: list[
@@ -119,6 +120,15 @@ class FakeAttempt(Attempt):
     def close_growing(self, object_id: str) -> None:
         if object_id in self.opened:
             self.opened.remove(object_id)
+
+    # --- states -----------------------------------------------------------------------------------
+
+    def join_states(self, name: str, size: int, number: int) -> str:
+        self.states.append((name, size, number))
+        return f"/dev/shm/{name}"
+
+    def has_set_state(self, name: str, number: int) -> None:
+        self.states.append((name, number))
 
     # --- outputs and the rest ---------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from ciel.core.events import DescribeJob, Message
+from ciel.core.events import DescribeJob, Message, StateChanged
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
 from ciel.execution.environment import Callers
@@ -36,6 +36,7 @@ from ciel.worker.state.orders import (
     RecallAttempt,
     StartAttempt,
 )
+from ciel.worker.state_boards import StateBoards
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.transfer.fetching import Fetcher
 from ciel.worker.transfer.parts import Part
@@ -88,12 +89,17 @@ class WorkerService:
         """Called when the master has drained this worker, which then ends."""
 
     def set_components(
-        self, attempts: Attempts, interactive: InteractivePrograms, fetcher: Fetcher
+        self,
+        attempts: Attempts,
+        interactive: InteractivePrograms,
+        fetcher: Fetcher,
+        boards: StateBoards,
     ) -> None:
         """Set the components that carry out orders. They report the outcomes to this service."""
         self._attempts = attempts
         self._interactive = interactive
         self._fetcher = fetcher
+        self._boards = boards
 
     # --- the master -------------------------------------------------------------------------------
 
@@ -113,6 +119,10 @@ class WorkerService:
         for message in self._master.received(peer, messages, now_s):
             if isinstance(message, DescribeJob):
                 self._callers.describe(message.job, message.context)
+                if message.context is None:
+                    self._boards.job_ended(message.job)
+            elif isinstance(message, StateChanged):
+                self._boards.changed(message)
             else:
                 self.machine.master_message(message, now_s)
         self.act()
@@ -125,6 +135,7 @@ class WorkerService:
         for message in self.machine.master_restarted(unconfirmed):
             self._master.send(message)
         self.machine.master_reached()
+        self._boards.report_all()
         self.act_soon()
         self._store_reports.joined()
 
@@ -145,6 +156,7 @@ class WorkerService:
         """End all attempts, since the master does not know them any more."""
         self.machine.master_lost(self.now_s())
         self._callers.clear()
+        self._boards.clear()
         self._master.end()
         self.act()
 

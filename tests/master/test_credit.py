@@ -1,6 +1,6 @@
 import pytest
 
-from ciel.master.state.credit import PREFETCH_MAX, PREFETCH_MIN, PREFETCH_S, Credit
+from ciel.master.state.placement.credit import PREFETCH_MAX, PREFETCH_MIN, PREFETCH_S, Credit
 
 
 def after(slots: int, run_s: float, count: int = 200) -> Credit:

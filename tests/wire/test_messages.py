@@ -41,6 +41,8 @@ from ciel.core.events import (
     RequestRefused,
     SpawnTask,
     StartOver,
+    StateChanged,
+    StateSet,
     StoresReported,
     StreamsOpened,
     SubmitJob,
@@ -172,6 +174,8 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     CancelTask: st.builds(CancelTask, tasks, counts, st.booleans()),
     RecallTasks: st.builds(RecallTasks, st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)),
     DropObjects: st.builds(DropObjects, several_ids, st.booleans()),
+    StateSet: st.builds(StateSet, jobs, texts, counts, counts, tasks, counts, counts),
+    StateChanged: st.builds(StateChanged, jobs, texts, counts, counts),
     MeetWorkers: st.builds(
         MeetWorkers, st.lists(st.builds(Neighbour, places(), texts), max_size=3).map(tuple)
     ),
@@ -300,6 +304,8 @@ def examples() -> list[tuple[Any, bytes]]:
         DiskQueued(1 << 30, 10.0),
         CopyTimed("w1:8001", 1 << 30, 10.0),
         WorkersUnreached(("w1:8001", "w2:8001")),
+        StateSet(JobId("job"), "phase", 2, 1, spec.id, 1, 3),
+        StateChanged(JobId("job"), "phase", 1, 3),
     ]
     return [record for message in listed for record in through_the_wire([encode(message)])]
 

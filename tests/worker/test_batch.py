@@ -51,6 +51,7 @@ from ciel.worker.checksums import Checksums
 from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key, StartAttempt
+from ciel.worker.state_boards import StateBoards
 from ciel.worker.streams.growing import Streams
 from ciel.worker.transfer.parts import Part
 
@@ -130,6 +131,7 @@ class Worker:
             worker="w1", netloc=HERE, scratch=ScratchPool(path / "spool"),
             kept=KeptAttempts(path / "kept"), logs=JobLogs(reactor, path), channels=None,
             checksums=Checksums(reactor, store, Verify.FIRST),
+            boards=StateBoards("0" * 16, lambda message: None),
         )  # fmt: skip
         lifecycle = Lifecycle(place)
         interactive = InteractivePrograms(lifecycle)

@@ -34,6 +34,7 @@ from ciel.worker import disk_jobs
 from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import SMALL_BYTES, DiskJobs, Permit
 from ciel.worker.resources import uploads
+from ciel.worker.state_boards import StateBoards
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.transfer.fetching import Fetcher
 from ciel_tests.scenes.one_worker import OneWorker
@@ -330,7 +331,9 @@ def test_while_a_task_waits_for_the_disk_another_has_the_slot(
         worker.in_reactor.reactor, holder.transfers, store, worker.streams, KEY, worker.fetches,
         admit=at_here, checksums=Checksums(worker.in_reactor.reactor, store, Verify.FIRST),
     )  # fmt: skip
-    worker.service.set_components(worker.attempts, worker.interactive, fetcher)
+    worker.service.set_components(
+        worker.attempts, worker.interactive, fetcher, StateBoards("0" * 16, worker.master.send)
+    )
     queue = partial(jobs.jobs.queue_at, jobs.here)
     reactor, jobs_here = worker.in_reactor.reactor, jobs.jobs
     reports = worker.in_reactor(

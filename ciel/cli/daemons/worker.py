@@ -83,6 +83,7 @@ from ciel.worker.retention import Retention
 from ciel.worker.service import WorkerService
 from ciel.worker.spill_volumes import SpillVolumes
 from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.state_boards import StateBoards
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.streams.growing import Streams
 from ciel.worker.transfer.fetching import Fetcher
@@ -248,10 +249,10 @@ class Worker:
         checksums.damaged = service.damaged
         fetches = FetchReports(service, master, retention, events)
         reports = AttemptReports(service, master, fetches, store_reports, checksums, events)
-        attempts, interactive = self._attempts(
+        attempts, interactive, boards = self._attempts(
             callers, reactor=reactor, ticks=ticks, owner=reports, launching=launching, store=store,
             streams=streams, executors=executors.known, netloc=own, logs=logs, channels=channels,
-            checksums=checksums,
+            checksums=checksums, boards=StateBoards(cluster_id, master.send),
         )  # fmt: skip
         operations = Operations(service, master, interactive, events)
         peer_stores = self._open_peer_stores(store, cluster_id, own, operations, disk_jobs)
@@ -259,7 +260,7 @@ class Worker:
             reactor, transfers, store, streams, key, fetches, checksums=checksums, admit=admit,
             enter=disk_jobs.enter, peer_stores=peer_stores,
         )  # fmt: skip
-        service.set_components(attempts, interactive, fetcher)
+        service.set_components(attempts, interactive, fetcher, boards)
 
         about = self._about(machine, executors, channels)
         begin = partial(self._begin_session, key, cluster_id, about, master, machine, masters)
@@ -415,17 +416,20 @@ class Worker:
         self._closers.append(part.close)
         return part
 
-    def _attempts(self, callers: Callers, **means: Any) -> tuple[Attempts, InteractivePrograms]:
+    def _attempts(
+        self, callers: Callers, boards: StateBoards, **means: Any
+    ) -> tuple[Attempts, InteractivePrograms, StateBoards]:
         """Create the components that run the attempts of batch programs and of interactive
         programs.
         """
         kept, scratch = KeptAttempts(self._spool.kept), ScratchPool(self._spool.path)
-        place = Workplace(worker=self._id, scratch=scratch, kept=kept, **means)
+        self._keep(boards)
+        place = Workplace(worker=self._id, scratch=scratch, kept=kept, boards=boards, **means)
         lifecycle = Lifecycle(place)
         interactive = InteractivePrograms(lifecycle)
         batch = BatchPrograms(lifecycle, interactive.idle_count)
         attempts = self._keep(Attempts(lifecycle, batch, interactive, callers))
-        return attempts, interactive
+        return attempts, interactive, boards
 
     def _disk_of(
         self, store: ObjectStore, disk_jobs: DiskJobs

@@ -43,6 +43,7 @@ from ciel.client.errors import ClientError, ClusterError, ForkedError
 from ciel.client.forks import register_fork
 from ciel.client.locks import Flag
 from ciel.core.events import KILL_GRACE_S, SUSPECT_AFTER_S, WORKER_TIMEOUT_S
+from ciel.core.states import boards_directory
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.kept import KeptAttempts
 from ciel.journal.file_journal import OFF, SYNC_MODES
@@ -342,6 +343,7 @@ class LocalCluster(Shown):
         paths = [shm_directory(instance), in_arena(instance)]
         if number == 0:
             paths.append(shm_directory(f"scc-{instance}"))
+            self._sweeper.add_leased([boards_directory(self._cluster_id)])
         if self._work is not None:
             spool = self._work / str(number + 1)
         else:

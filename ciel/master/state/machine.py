@@ -32,6 +32,7 @@ from ciel.core.events import (
     NotCopied,
     ObjectsStored,
     SpawnTask,
+    StateSet,
     StoreListed,
     StoresReported,
     StreamsOpened,
@@ -53,6 +54,7 @@ from ciel.master.state.context import Context
 from ciel.master.state.draining import Draining
 from ciel.master.state.inline_children import InlineChildren
 from ciel.master.state.jobs import Jobs
+from ciel.master.state.member_states import MemberStates
 from ciel.master.state.membership import Membership
 from ciel.master.state.operations import JobOperations
 from ciel.master.state.placement.dispatch import Dispatcher
@@ -107,12 +109,13 @@ class MasterMachine:
         )
         self.children = InlineChildren(context, self.attempts, starts_inline=delegates)
         self.replication = Replication(context)
+        self.member_states = MemberStates(context)
         self.draining = Draining(
             context, self.dispatcher, self.eager, self.attempts, self.replication
         )
         self.membership = Membership(
             context, self.bulk, self.dispatcher, self.eager, self.attempts, self.children,
-            self.draining, self.replication,
+            self.draining, self.replication, self.member_states,
             suspect_after_s=suspect_after_s, timeout_s=worker_timeout_s,
         )  # fmt: skip
         self.job_table = Jobs(context, self.replication)
@@ -282,6 +285,8 @@ class MasterMachine:
                 self.dispatcher.unreached(worker, netlocs)
             case StoresReported():
                 worker.stores = message
+            case StateSet():
+                self.member_states.set(worker, message)
 
     def drain_worker(self, worker: WorkerNode, timeout_s: float | None, now_s: float) -> None:
         """Let a worker leave when other workers have its tasks and objects.
@@ -437,6 +442,8 @@ class MasterMachine:
             self._drop()
         if unlisted:
             unlisted.delete()
+        if self.member_states:
+            self.member_states.check()
 
     @property
     def has_more(self) -> bool:

@@ -19,6 +19,7 @@ from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.context import Context
 from ciel.master.state.draining import Draining
 from ciel.master.state.inline_children import InlineChildren
+from ciel.master.state.member_states import MemberStates
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
 from ciel.master.state.placement.replication import Replication
@@ -43,6 +44,7 @@ class Membership:
         children: InlineChildren,
         draining: Draining,
         replication: Replication,
+        member_states: MemberStates,
         *,
         suspect_after_s: float = SUSPECT_AFTER_S,
         timeout_s: float = WORKER_TIMEOUT_S,
@@ -57,6 +59,7 @@ class Membership:
         self._children = children
         self._draining = draining
         self._replication = replication
+        self._member_states = member_states
         self._losing: dict[str, WorkerNode] = {}  # lost workers, by address
         self.suspect_after_s = suspect_after_s
         self.timeout_s = timeout_s
@@ -218,6 +221,7 @@ class Membership:
         self._children.worker_lost(worker)
         self._draining.worker_lost(worker)
         self._replication.worker_lost(worker)
+        self._member_states.worker_lost(worker)
         graph, place = self._context.graph, worker.facts.netloc
         for object_id in (*graph.objects.fixed, *graph.objects.growing):
             lose(graph, object_id, place)  # at once, since running programs depend on these

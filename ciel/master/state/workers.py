@@ -12,7 +12,7 @@ from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.core.tasks import Needs
-from ciel.master.state.credit import Credit
+from ciel.master.state.placement.credit import Credit
 
 AttemptKey = tuple[str, str, int]
 """Identifies an attempt: the worker, the task, and the number of the attempt."""

@@ -28,6 +28,7 @@ from ciel.worker.checksums import Checksums
 from ciel.worker.interactive.attached import AttachedProcess
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key
+from ciel.worker.state_boards import StateBoards
 from ciel.worker.streams.growing import Streams
 from ciel.worker.transfer.parts import Part
 
@@ -109,6 +110,7 @@ class Workplace:
     launching: Launching
     store: ObjectStore
     checksums: Checksums
+    boards: StateBoards
     streams: Streams
     scratch: ScratchPool
     kept: KeptAttempts

@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream, Sweetheart, Value
+from ciel.core.states import Group, Member
 from ciel.execution.attempt import Attempt, Growth, OpenInput
 from ciel.execution.executor import Child, Executor, Task
 from ciel.execution.outputs import BadCallError, Outputs
@@ -432,6 +433,15 @@ class InteractiveAttempt(Attempt):
             if not opened.count:
                 del self._opened[object_id]
                 opened.close()
+
+    # --- states -----------------------------------------------------------------------------------
+
+    def join_states(self, name: str, size: int, number: int) -> str:
+        group = Group(self.task.spec.job, name)
+        return self._place.boards.join(Member(group, size, number, *self.key))
+
+    def has_set_state(self, name: str, number: int) -> None:
+        self._place.boards.has_set(Group(self.task.spec.job, name), number)
 
     # --- outputs and the rest ---------------------------------------------------------------------
 

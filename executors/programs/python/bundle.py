@@ -23,7 +23,7 @@ from ciel.python.contents import CUT, ERROR, VALUE, Outcome, Times
 from ciel.python.options import USUAL, Options
 from ciel.python.packing import PLAIN_TYPES, PROTOCOL, Packed, unpack
 from ciel.python.task_futures import DONE, Result, TaskFuture, WorkItem
-from ciel.python.task_session import TaskSession
+from ciel.python.task_session import HasSet, TaskSession
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python.program import Program
@@ -110,6 +110,8 @@ class Run:
             return self._run_stream(self._bundle.batches[0][0])
         batches = self._bundle.batches
         is_alone = self._is_alone
+        if is_alone and not batches[0][0].is_map:
+            self._session.join_states = self._join_states
         if self._is_retry and not is_alone:
             self._run_each_alone()
             return None
@@ -137,6 +139,15 @@ class Run:
                 return self._publish_raw(outcomes[0])
             self._outputs.publish(number, outcomes, took_s, self._take_times())
         return None
+
+    def _join_states(self, name: str, size: int, number: int) -> tuple[str, HasSet]:
+        found = self._channel.call("join_states", {"name": name, "size": size, "number": number})
+        return found["path"], self._has_set_state
+
+    def _has_set_state(self, name: str, number: int) -> None:
+        with self._channel.lock:
+            self._channel.notify("set_state", {"name": name, "number": number})
+            self._channel.flush()
 
     def _begin_batch(self, number: int) -> None:
         """Let a call that has an output for itself allocate arrays in it."""

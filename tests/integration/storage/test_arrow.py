@@ -4,13 +4,11 @@ by real programs, in each store, and on two hosts.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,7 @@ import pyarrow.parquet as pq
 import ciel
 import ciel.arrow
 from ciel.arrow.pool import why_not
-from ciel.testing.homes import wait_for
-from ciel_tests.clusters.hosts import Host, Hosts
+from ciel_tests.clusters.hosts import Hosts, TwoHosts
 
 if reason := why_not():
     pytest.skip(f"no buffers in the store here: {reason}", allow_module_level=True)
@@ -201,10 +198,6 @@ with ciel.Client() as client:
 """
 
 
-def has_joined(log: Path) -> bool:
-    return log.exists() and "joined the master" in log.read_text()
-
-
 def within_a_task(paths: list[str]) -> list[tuple[int, float, int]]:
     parts = [ciel.spawn(load, path) for path in paths]
     ciel.wait(parts[1:])
@@ -224,24 +217,6 @@ def test_a_stored_value_may_contain_a_table_of_parts(client: ciel.Client, paths:
     chosen = ciel.arrow.concat(parts, columns=["v"], rows=slice(ROWS - 1, ROWS + 2))
     found = client.put(chosen).result().result(timeout=60)
     assert found.equals(chosen.result())
-
-
-class TwoHosts:
-    """A master on the first host, and access to it on both; the test starts the workers."""
-
-    def __init__(self, here: Host, there: Host) -> None:
-        listen = ("--listen", f"{here.address}:0", "--new-key")
-        here.start("ciel-master", *listen, "--log", "master.log")
-        wait_for(lambda: [*here.path.glob("state/ciel/*/access.json")], "the access file")
-        (access,) = here.path.glob("state/ciel/*/access.json")
-        here.environ["CIEL_MASTER"] = str(json.loads(access.read_text())["url"])
-        shutil.copy2(access, there.path / "carried.json")
-        there.environ["CIEL_ACCESS"] = str(there.inside / "carried.json")
-
-    def start_worker(self, host: Host) -> None:
-        own = ("--listen", f"{host.address}:0", "--slots", "1", "--spool", "spool")
-        host.start("ciel-worker", *own, "--log", "worker.log")
-        wait_for(partial(has_joined, host.path / "worker.log"), "a worker")
 
 
 @pytest.mark.slow

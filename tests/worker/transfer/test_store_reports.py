@@ -25,6 +25,7 @@ from ciel.worker.master_session import MasterSession
 from ciel.worker.retention import Retention
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.state_boards import StateBoards
 from ciel.worker.store_reports import INTERVAL_S, StoreReports
 
 A, B = ObjectId("a"), ObjectId("b")
@@ -93,6 +94,7 @@ class Scene:
             self.clock, ticks, self.machine, master, self.reports, retention, {}, events,
             lambda: None, lambda error: None,
         )  # fmt: skip
+        self.service.set_components(None, None, None, StateBoards("0" * 16, master.send))
         self.fetches = FetchReports(self.service, master, retention, events)
 
     def close(self) -> None:

@@ -54,6 +54,7 @@ from ciel.worker.retention import Retention
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import FetchObject, Key
+from ciel.worker.state_boards import StateBoards
 from ciel.worker.store_reports import StoreReports
 from ciel.worker.streams.growing import Streams
 
@@ -107,6 +108,7 @@ class OneWorker:
         disk_jobs = DiskJobs(reactor, Policy.from_text("off"))
         checksums = Checksums(reactor, store, Verify.FIRST)
         retention = Retention(reactor, store, self.machine, disk_jobs.turn, checksums)
+        boards = StateBoards("0" * 16, self.master.send)
         self.store_reports = StoreReports(
             reactor,
             ticks,
@@ -131,6 +133,7 @@ class OneWorker:
             store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
             scratch=ScratchPool(path / "spool"), kept=KeptAttempts(path / "kept"),
             logs=JobLogs(reactor, path), channels=None, checksums=checksums,
+            boards=boards,
         )  # fmt: skip
         lifecycle = Lifecycle(place)
         self.interactive = InteractivePrograms(lifecycle, patience)
@@ -139,7 +142,7 @@ class OneWorker:
         self.operations = Operations(self.service, self.master, self.interactive, events)
         fetcher: Any = _NoFetcher()
         fetcher.fetches = self.fetches
-        self.service.set_components(self.attempts, self.interactive, fetcher)
+        self.service.set_components(self.attempts, self.interactive, fetcher, boards)
         in_reactor(self.service.peer_opened, self)
 
     # --- as the master's connection ---------------------------------------------------------------

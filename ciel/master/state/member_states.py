@@ -1,0 +1,127 @@
+"""Passes the states of the members of groups on between hosts (POOL-6).
+
+Members on one host share a board in memory (`execution.state_board`). On each other host, one
+worker follows the group for all of them, and writes what it learns to the board there.
+"""
+
+from __future__ import annotations
+
+from ciel.core.events import StateChanged, StateSet
+from ciel.core.ids import TaskId
+from ciel.core.jobs import JobState
+from ciel.core.states import FAILED, GROUPS_MAX, MEMBERS_MAX, Group
+from ciel.core.tasks import TaskState
+from ciel.master.state.context import Context
+from ciel.master.state.workers import WorkerNode
+
+_FAILED = frozenset((TaskState.FAILED, TaskState.CANCELLED))
+
+
+class _Member:
+    """What the master knows of one member. `host`: where its last attempt runs or has run."""
+
+    __slots__ = ("attempt", "host", "task", "word")
+
+    def __init__(self, task: TaskId) -> None:
+        self.task = task
+        self.attempt = 0
+        self.host = ""
+        self.word = 0
+
+
+class _Group:
+    __slots__ = ("followers", "members", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.members: dict[int, _Member] = {}
+        self.followers: dict[str, dict[str, None]] = {}  # ids of workers, by host
+
+
+class MemberStates:
+    """The groups of all jobs.
+
+    They are not in the journal: to a master that has restarted, each worker reports again what its
+    members have set.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._groups: dict[Group, _Group] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def set(self, worker: WorkerNode, message: StateSet) -> None:
+        """Note the state of a member, and tell the hosts of the other members.
+
+        A member whose group has another size, or that is another task than before, has failed.
+        """
+        known = Group(message.job, message.group)
+        group = self._groups.get(known)
+        if group is None:
+            counts = message.member < message.size <= MEMBERS_MAX
+            if not counts or sum(one.job == known.job for one in self._groups) >= GROUPS_MAX:
+                self._refuse(worker, message)
+                return
+            group = self._groups[known] = _Group(message.size)
+        member = group.members.setdefault(message.member, _Member(message.task))
+        if group.size != message.size or member.task != message.task:
+            self._refuse(worker, message)
+            return
+        if message.attempt < member.attempt:
+            return  # of an attempt that another one has replaced
+        host = worker.facts.host
+        followers = group.followers.setdefault(host, {})
+        is_first = not followers
+        followers[worker.facts.id] = None
+        member.attempt, member.host, member.word = message.attempt, host, message.word
+        if is_first:
+            self._tell_all(known, group, host)
+        self._tell(known, group, message.member)
+
+    def worker_lost(self, worker: WorkerNode) -> None:
+        """Let another worker of its host follow the groups that this one has followed."""
+        host = worker.facts.host
+        for known, group in self._groups.items():
+            followers = group.followers.get(host, {})
+            first = next(iter(followers), None)
+            followers.pop(worker.facts.id, None)
+            if first == worker.facts.id and followers:
+                self._tell_all(known, group, host)
+
+    def check(self) -> None:
+        """Forget groups of ended jobs; tell hosts which members have failed."""
+        graph = self._context.graph
+        for known, group in list(self._groups.items()):
+            is_over = True
+            for number, member in group.members.items():
+                task = graph.tasks.get(member.task)
+                if task is not None and task.job.state is JobState.ACTIVE:
+                    is_over = False
+                if not member.word & FAILED and (task is None or task.state in _FAILED):
+                    member.word |= FAILED
+                    member.host = ""  # so that all hosts are told
+                    self._tell(known, group, number)
+            if is_over:
+                del self._groups[known]
+
+    def _tell(self, known: Group, group: _Group, number: int) -> None:
+        """Tell all hosts but its own the state of a member."""
+        member = group.members[number]
+        for host, followers in group.followers.items():
+            if followers and host != member.host:
+                news = StateChanged(known.job, known.name, number, member.word)
+                self._context.send(next(iter(followers)), news)
+
+    def _tell_all(self, known: Group, group: _Group, host: str) -> None:
+        """Tell a host the states of all members on other hosts."""
+        follower = next(iter(group.followers[host]))
+        for number, member in group.members.items():
+            if member.host != host:
+                news = StateChanged(known.job, known.name, number, member.word)
+                self._context.send(follower, news)
+
+    def _refuse(self, worker: WorkerNode, message: StateSet) -> None:
+        news = StateChanged(message.job, message.group, message.member, FAILED)
+        self._context.send(worker.facts.id, news)
