@@ -34,6 +34,7 @@ KINDS = pa.schema({"a": pa.int64(), "b": pa.int8(), "c": pa.uint16()})
 ROWS = 157_286_400  # 1.6 GiB, as in the thesis
 BATCHES, TASKS = 10_000, 64
 ALLOCATIONS = 10_000
+BARRIERS = 5_000
 PARQUET_ROWS = 33_554_432  # of each of two files: 512 MiB of random numbers in two columns
 PARQUET_ROUNDS = 7
 REPEATS = 31
@@ -135,6 +136,17 @@ def concatenation(client: ciel.Client) -> dict[str, float]:
     return {"concat_ms": statistics.median(times) * 1e3}
 
 
+def barriers_us(number: int) -> float:
+    """Return the time of a barrier with another task, in microseconds."""
+    states = ciel.arrow.States("barriers", number=number, size=2)
+    for _ in range(100):
+        states.barrier(timeout=60)
+    begun_s = time.perf_counter()
+    for _ in range(BARRIERS):
+        states.barrier(timeout=60)
+    return (time.perf_counter() - begun_s) / BARRIERS * 1e6
+
+
 def load(path: str) -> pa.Table:
     """Decode a Parquet file into the store."""
     with ciel.arrow.in_store():
@@ -234,6 +246,8 @@ def measure() -> dict[str, float]:
         found |= concatenation(client)
         ours_us, theirs_us = client.submit(allocation_us, 4096).result()
         found |= {"allocation_us": ours_us, "pyarrow_allocation_us": theirs_us}
+        member = ciel.task(barriers_us, slots=1)
+        found["barrier_us"] = max(client.gather([client.submit(member, n) for n in range(2)]))
         found |= parquet(client)
     return found
 
