@@ -1,7 +1,7 @@
 """States of tasks that run together: vectors of flags, which each task sets and all see (POOL-6).
 
-States on one host are in shared memory: to set one and to wake the others takes some microseconds.
-Between hosts, the master passes each change on.
+On one host, states lie in shared memory, and a change wakes the waiting tasks within microseconds.
+Between hosts, the master forwards each change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ciel.execution.state_board import StateBoard, has_failed
 from ciel.python.task_session import current_states
 
 FLAGS_COUNT: Final = 30
-"""How many flags a program may set; the other two count the barriers."""
+"""The number of flags that a program may set; two more flags count the barriers."""
 _OWN_MASK: Final = 2**FLAGS_COUNT - 1
 _WAIT_S: Final = 600.0
 _ROUND_SHIFT: Final = FLAGS_COUNT
@@ -136,7 +136,7 @@ class States:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Stop watching the other members; the flags of this one stay."""
+        """Stop watching the members. Their flags stay as they are."""
         self._board.close()
 
     def __del__(self) -> None:

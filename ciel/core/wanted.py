@@ -8,11 +8,10 @@ from ciel.core.ids import ObjectId
 
 
 class WantedObjects:
-    """An ordered collection of different objects that takes 9 bytes for each; a dictionary takes
-    42.
+    """An ordered collection of different objects. An object takes 9 bytes, in a dictionary 42.
 
-    It cannot tell whether it has an object: `ObjectNode.wanters` does. The order is that of `add`,
-    but an object that is removed and soon added again may have its earlier place.
+    `ObjectNode.wanters` tells whether a job wants an object; this collection does not. The order is
+    that of `add`, but an object that is removed and soon added again may have its earlier place.
     """
 
     __slots__ = ("_objects", "_removed")

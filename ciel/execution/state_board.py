@@ -84,7 +84,7 @@ class StateBoard:
     def put(self, member: int, word: int) -> None:
         """Change the word of a member, and wake the processes that wait."""
         self._words[(1 + member) * _LINE_BYTES // 8] = word
-        # Two processes may change the board at once, so none counts on the other's number.
+        # Two processes may change the board at once: if both counted, they could write one number.
         self._halves[0] = secrets.randbits(32)
         _syscall(_FUTEX, ctypes.byref(self._futex), _WAKE, _EVERYONE, None, None, 0)
 

@@ -33,7 +33,7 @@ class Scene(Cluster):
         self.worker_says(worker, message)
 
     def told(self) -> list[tuple[str, int, int]]:
-        """Return who was told the state of which member."""
+        """Return the receivers of states, each with the member and its word."""
         outbox = self.machine.take_outbox()
         return [(to, m.member, m.word) for to, m in outbox if isinstance(m, StateChanged)]
 

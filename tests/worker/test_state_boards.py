@@ -65,7 +65,7 @@ def test_workers_of_one_host_share_a_board(scene: Scene) -> None:
     other = scene.of_another_worker()
     assert scene.boards.join(member(0)) == other.join(member(1))
     scene.boards.close()
-    assert len(scene.files) == 1  # the other worker still uses it
+    assert len(scene.files) == 1  # another worker still uses the board
     other.close()
     assert scene.files == []
 

@@ -99,8 +99,8 @@ class Context:
     def delete(self, by_place: dict[str, list[ObjectId]]) -> None:
         """Order workers to delete objects, by location.
 
-        A worker that lists its objects gets such orders after its list, which may be on its way:
-        the object table would list there what is deleted.
+        A worker that lists its objects gets such orders after its list. If the list were on its way
+        when the order is sent, the object table would list a deleted object.
         """
         if not by_place:
             return

@@ -1,7 +1,7 @@
-"""Passes the states of the members of groups on between hosts (POOL-6).
+"""Forwards the states of the members of groups to other hosts (POOL-6).
 
-Members on one host share a board in memory (`execution.state_board`). On each other host, one
-worker follows the group for all of them, and writes what it learns to the board there.
+The members on a host share a board in memory (`execution.state_board`). For each host, the master
+sends the changes of members on other hosts to one worker, which writes them to the board.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FAILED = frozenset((TaskState.FAILED, TaskState.CANCELLED))
 
 
 class _Member:
-    """What the master knows of one member. `host`: where its last attempt runs or has run."""
+    """A member of a group. `host`: the host of its last attempt."""
 
     __slots__ = ("attempt", "host", "task", "word")
 
@@ -53,7 +53,7 @@ class MemberStates:
         return bool(self._groups)
 
     def set(self, worker: WorkerNode, message: StateSet) -> None:
-        """Note the state of a member, and tell the hosts of the other members.
+        """Note the state of a member, and send it to the hosts of other members.
 
         A member whose group has another size, or that is another task than before, has failed.
         """
@@ -101,7 +101,7 @@ class MemberStates:
                     is_over = False
                 if not member.word & FAILED and (task is None or task.state in _FAILED):
                     member.word |= FAILED
-                    member.host = ""  # so that all hosts are told
+                    member.host = ""  # so the change goes to all hosts
                     self._tell(known, group, number)
             if is_over:
                 del self._groups[known]

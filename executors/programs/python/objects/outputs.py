@@ -28,8 +28,8 @@ class Outputs:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._batch = 0  # it runs now
-        self._arrays: OutputArrays | None = None  # those of this batch
+        self._batch = 0  # the number of the batch that runs now
+        self._arrays: OutputArrays | None = None  # the arrays of this batch
         self._published: list[OutputArrays] = []
         self._values: dict[int, str] = {}  # contents for `exit`, by batch
         self._numbers: dict[int, int] = {}  # of the outputs, by batch
