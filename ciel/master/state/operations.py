@@ -296,6 +296,7 @@ class JobOperations:
             job.reason, job.ended_at_s, job.is_cancelled = before
             if is_late:
                 job.reason = f"{job.reason} ({error})"
+                self._context.journal.append(JobChanged(summarise(job)))  # the retry is in it
                 jobs.announce(job)
         finally:
             self._judged.discard(job)

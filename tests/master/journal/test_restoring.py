@@ -33,6 +33,7 @@ from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state.compaction import compact
 from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import topics
 from ciel.master.state.restoring import RETURN_S, TAKEOVER_GRACE_S, Restoration
 from ciel.testing.builders import JOB, a_chain, a_job_spec, a_task, a_worker, place_of, stored
 from ciel.testing.simulator.options import options_for
@@ -185,6 +186,23 @@ def test_a_job_was_retried_even_if_the_tasks_that_ran_again_are_forgotten() -> N
     job = restored.machine.jobs[JOB]
     assert (job.state, list(job.wanted)) == (JobState.ACTIVE, list(B.outputs))
     assert restored.machine.graph.tasks[B.id].state is TaskState.RUNNABLE
+
+
+def test_a_retry_that_was_refused_later_is_refused_after_a_restart() -> None:
+    before = Cluster(a_worker("w1"))
+    tasks = [a_task(f"t{number}") for number in range(100)]
+    before.job(*tasks, want=[task.outputs[0] for task in tasks], open=True, detached=True)
+    for task in tasks:
+        before.done("w1", task)
+    before.says(CancelJob(JobId(JOB), "no more"))
+    before.machine.bulk.steps_per_tick = 1
+    before.machine.bulk.end_tick()
+    topics.change(before.machine, "retry", {"job": JOB}, before.now_s)
+    while before.machine.has_more:
+        before.end_turn()
+    assert before.job_of().reason.endswith("none of its tasks failed)")
+    after = restart(before).job_of()
+    assert (after.state, after.reason) == (JobState.CANCELLED, before.job_of().reason)
 
 
 def test_an_object_is_not_deleted_while_its_worker_lists_it() -> None:
