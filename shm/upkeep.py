@@ -68,8 +68,7 @@ class Upkeep:
                 while not (self._is_closed or self._is_huge):
                     if not self._segments.settle(make_huge, STEP_BYTES):
                         break
-                has_some = self._segments.kept_bytes > 0
-                self._wanted.wait(self._idle_s if has_some else None)
+                self._wanted.wait(self._idle_s if self._segments else None)
                 self._wanted.clear()
                 if time.monotonic() - self._segments.used_s >= self._idle_s:
                     self._segments.drop()

@@ -419,6 +419,7 @@ class FileStore(ObjectStore):
             bounded=options.capacity_bytes is not None,
             may_block=may_block,
         )
+        self._adopted: set[str] = set()  # objects whose files other stores have written
         self._shelf = Shelf(os.path.abspath(directory), options)
         self.directories = (self._shelf.objects_path,)
 
@@ -487,7 +488,9 @@ class FileStore(ObjectStore):
         try:
             temporary = self._shelf.temporaries.link(path)
             try:
-                return self._shelf.publish_linked(expected, path, temporary)
+                info = self._shelf.publish_linked(expected, path, temporary)
+                self._adopted.add(object_id)
+                return info
             finally:
                 self._shelf.temporaries.discard(temporary)
         except OSError as error:
@@ -505,7 +508,9 @@ class FileStore(ObjectStore):
             with self.open(object_id) as reader:
                 kept = self._shelf.unlink(object_id, reader.fileno())
             if kept:
-                self._shelf.segments.offer(kept)
+                is_own = object_id not in self._adopted
+                self._shelf.segments.offer(kept, is_own=is_own)
+            self._adopted.discard(object_id)
         except (ObjectNotFoundError, FileNotFoundError):
             return False
         except OSError as error:

@@ -20,10 +20,12 @@ from dataclasses import dataclass, replace
 
 from ciel.storage.fullness import Fullness
 from ciel.storage.space import reserve_blocks
-from ciel.storage.temporaries import Temporaries, open_regular
+from ciel.storage.temporaries import Temporaries, open_regular, regular_status
 
 SEGMENT_MIN_BYTES = 1 << 20
 """Below this size creating a file is faster than finding one to reuse."""
+LINKED_MAX = 16
+"""How many files that other stores have, too, may wait to be reused."""
 FIT_SHARE = 8
 """A reused file may be larger or smaller than the new object by up to this factor. Pages beyond the
 object's size are freed, missing ones are allocated."""
@@ -48,11 +50,16 @@ class Segments:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._kept: list[Segment] = []
+        self._linked: list[str] = []  # files of deleted objects that other stores still have
         self._pid = os.getpid()  # a forked process has the same files open, and must not use them
         self.when_kept: Callable[[], None] | None = None
         self.used_s = time.monotonic()
         self.recycled = 0
         """How many objects were started in a reused file."""
+
+    def __bool__(self) -> bool:
+        """Whether there are files, even if other stores still have them."""
+        return bool(self._kept or self._linked)
 
     @property
     def kept_bytes(self) -> int:
@@ -82,6 +89,7 @@ class Segments:
     def _take_first(self, among: Callable[[int], list[Segment]], size_bytes: int) -> Segment | None:
         if self._pid != os.getpid():
             return None
+        self._keep_unlinked()
         with self._lock:
             one = next((one for one in among(size_bytes) if _is_free(one.fd)), None)
             if one is not None:
@@ -96,8 +104,34 @@ class Segments:
         fitting.sort(key=lambda s: (s.size_bytes < size_bytes, abs(s.size_bytes - size_bytes)))
         return fitting
 
-    def offer(self, name: str) -> bool:
-        """Keep the temporary file of a deleted object, or remove it if its file has other names."""
+    def offer(self, name: str, *, is_own: bool = True) -> bool:
+        """Keep the temporary file of a deleted object, or remove it.
+
+        If other stores have linked the object, too, its file is kept until they have deleted it; a
+        store in which the object `is_own` does so, as it has written the file.
+        """
+        status = regular_status(name, self._temporaries.directory_fd)
+        if status is None or status.st_nlink == 1:
+            return self._offer_alone(name)
+        with self._lock:
+            may_wait = is_own and self._pid == os.getpid() and len(self._linked) < LINKED_MAX
+            if may_wait:
+                self._linked.append(name)
+                self.used_s = time.monotonic()
+        if not may_wait:
+            self._temporaries.discard(name)
+        elif self.when_kept is not None:
+            self.when_kept()
+        return may_wait
+
+    def _keep_unlinked(self) -> None:
+        """Keep the files that other stores have deleted meanwhile."""
+        with self._lock:
+            names, self._linked = self._linked, []
+        for name in names:
+            self.offer(name)
+
+    def _offer_alone(self, name: str) -> bool:
         fd = None
         try:
             directory_fd = self._temporaries.directory_fd
@@ -166,6 +200,10 @@ class Segments:
     def drop(self) -> bool:
         """Free all segments; False if there were none."""
         with self._lock:
+            for name in self._linked:
+                if self._pid == os.getpid():
+                    self._temporaries.discard(name)
+            self._linked.clear()
             return self._discard(list(self._kept))
 
     def _discard(self, segments: list[Segment]) -> bool:

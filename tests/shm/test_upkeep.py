@@ -125,6 +125,46 @@ def test_old_memory_that_exceeds_the_capacity_is_freed(store: ShmStore, segments
     assert store.get("a") == b"new"
 
 
+def test_the_store_that_has_written_an_object_keeps_its_memory(
+    store: ShmStore, segments: Segments
+) -> None:
+    with ShmStore(f"test-other-{os.getpid()}", CAPACITY_BYTES) as other:
+        for is_first in (True, False):
+            put(store, "shared")
+            with store.open("shared") as reader:
+                path, checksum = reader.source, store.checksum("shared")
+            assert path is not None
+            other.adopt("shared", path, checksum=checksum, size_bytes=SIZE_BYTES)
+            first, last = (store, other) if is_first else (other, store)
+            first.delete("shared")
+            assert segments.kept_bytes == 0
+            assert last.verify("shared").size_bytes == SIZE_BYTES  # it has an object still
+            assert last.check() == []
+            last.delete("shared")
+            assert other._shelf.segments.kept_bytes == 0
+            put(store, "next")
+            assert segments.recycled == (1 if is_first else 2)
+            store.delete("next")
+            assert segments.drop()
+
+
+def test_memory_that_another_store_has_is_given_up_in_the_end(
+    store: ShmStore, segments: Segments
+) -> None:
+    with ShmStore(f"test-other-{os.getpid()}", CAPACITY_BYTES) as other:
+        put(store, "shared")
+        with store.open("shared") as reader:
+            path = reader.source
+        assert path is not None
+        checksum = store.checksum("shared")
+        other.adopt("shared", path, checksum=checksum, size_bytes=SIZE_BYTES)
+        store.delete("shared")
+        assert segments
+        segments.drop()
+        assert not segments
+        assert os.stat(f"{other.directories[0]}/shared").st_nlink == 1
+
+
 def test_much_memory_is_not_cut_for_a_small_object(store: ShmStore, segments: Segments) -> None:
     put(store, "old", (FIT_SHARE + 1) * MIB)
     store.delete("old")
