@@ -167,6 +167,10 @@ class TaskSession:
         self.new_region: Callable[[MakeRegion], OutputRegion] | None = None
         self.join_states: JoinStates | None = None
 
+    def forget(self) -> None:
+        """Forget the functions of the task, which has ended."""
+        self.new_array = self.new_region = self.join_states = None
+
     def array(self, shape: Any, dtype: Any) -> Any:
         """Return an array in the store; None if this task cannot have any."""
         return None if self.new_array is None else self.new_array(shape, dtype)

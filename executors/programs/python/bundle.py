@@ -92,6 +92,7 @@ class Run:
             error = self._run_batches()
         finally:
             sessions.leave(self._session)
+            self._session.forget()  # a cycle would keep what the calls have read in memory
             self._evaluator.close()
             self._inputs.close()
         if error is not None:
@@ -99,7 +100,9 @@ class Run:
         else:
             values = self._outputs.values()
             self._made.clear()
-            self._program.end(values, self._array_leak())
+            leak = self._array_leak()
+            self._outputs.close()
+            self._program.end(values, leak)
 
     def _run_batches(self) -> bytes | None:
         """Run the batches that no other task takes over.

@@ -78,6 +78,10 @@ class Outputs:
             self._arrays.give_up()
             self._arrays = None
 
+    def close(self) -> None:
+        """Unmap the published outputs, so that the store can reuse their memory one day."""
+        self._published.clear()
+
     @property
     def has_surviving_arrays(self) -> bool:
         """Whether an array is still referenced, so that code could change a published object."""
