@@ -276,7 +276,7 @@ FIGURES = (
     Figure("- table of 1.6 GiB, from task to task", "arrow", "table_ms", "ms", 1, True, 2),
     Figure("- - growth of the reader's own memory", "arrow", "private_mib", "MiB", 16, True),
     Figure("- allocation in the store", "arrow", "allocation_us", "us", 3, True, 2),
-    Figure("- barrier of two tasks on one host", "arrow", "barrier_us", "us", 50, True),
+    Figure("- barrier of two tasks on one host", "arrow", "barrier_us", "us", 100, True),
     Figure("- 10,000 batches of 64 tasks as one table", "arrow", "concat_ms", "ms", 50, True),
     Figure(
         "- 1 GiB of Parquet decoded and summed, against ray",
