@@ -45,7 +45,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 PROBE_TIMEOUT_S: Final = 2.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
-RETRY_FACTOR: Final = 1.5
+RETRY_FACTOR: Final = 1.2
 """The delay grows slowly, so that the first seconds of an absence are hardly prolonged."""
 STEADY_S: Final = 1.0
 """A connection that lasts for this time was not turned away."""
