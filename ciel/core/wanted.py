@@ -10,8 +10,8 @@ from ciel.core.ids import ObjectId
 class WantedObjects:
     """An ordered collection of different objects. An object takes 9 bytes, in a dictionary 42.
 
-    `ObjectNode.wanters` tells whether a job wants an object; this collection does not. The order is
-    that of `add`, but an object that is removed and soon added again may have its earlier place.
+    `ObjectNode.wanters` tells whether a job wants an object; this collection does not. Iteration
+    follows the order of `add`, except for objects that were removed and soon added again.
     """
 
     __slots__ = ("_objects", "_removed")

@@ -105,7 +105,8 @@ class Attempts:
         self._context.skip_used_numbers(task)
         attempt = self._graph.assign(task, worker.facts.id)
         if self._graph.streams.readers:
-            # A task that reads an output now was adopted: it has read that of an earlier attempt.
+            # The tasks that read an output now were adopted by this master: they have read what an
+            # earlier attempt wrote.
             for object_id in task.spec.outputs:
                 self._graph.streams.break_off(object_id)
         worker.add_attempt(task, self._context.now_s)

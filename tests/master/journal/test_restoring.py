@@ -440,7 +440,7 @@ def test_of_several_attempts_at_a_task_the_latest_is_adopted() -> None:
 
 
 def test_an_attempt_that_is_not_adopted_keeps_its_number() -> None:
-    """Otherwise the master could take its report for that of a later attempt on the same worker."""
+    """If a later attempt had the same number, the master could mistake one report for the other."""
     cluster = restart(running(A))
     returns(cluster, "w1", A)
     cluster.joins(a_worker("w2"), returns=True)
