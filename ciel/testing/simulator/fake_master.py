@@ -100,6 +100,8 @@ class FakeMaster(Process):
         """End the process. If `silently`, its host does not answer any more."""
         self.is_dead = True
         self.ended_at_s = self._now_s
+        if not self._world.options.lying_share:
+            self._world.witness.master_died(self.machine)
         if self._journal is not None:
             self._journal.die()
         for connection in self.connections:

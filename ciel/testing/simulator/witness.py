@@ -281,6 +281,11 @@ class Witness:
         self.forgotten_tasks -= master.graph.tasks.keys()
         self.forgotten_objects -= master.graph.objects.nodes.keys()
 
+    def master_died(self, master: MasterMachine) -> None:
+        """Record which jobs are excused: the next master may not know yet that uploads are lost."""
+        excused = [job.spec.id for job in master.jobs.values() if self.is_excused(master, job)]
+        self.excused.update(excused)
+
     def worker_lost(self, worker_id: str, netloc: str) -> None:
         """Record that the master has declared a worker dead."""
         self.places_lost.add(netloc)
