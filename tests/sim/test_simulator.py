@@ -55,6 +55,25 @@ def test_a_seed_says_all() -> None:
     assert first.world.log == second.world.log
 
 
+def test_the_order_of_a_set_decides_nothing() -> None:
+    code = (
+        "from ciel.testing.simulator.simulation import simulate\n"
+        "for seed in (26, 76, 132): print(simulate(seed, 'any'))\n"
+        "print(simulate(68, 'crashes'))\n"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert said[0] == said[1]
+
+
 # --- seeds that failed once ---------------------------------------------------------------------
 
 

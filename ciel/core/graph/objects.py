@@ -182,8 +182,8 @@ class ObjectTable:
         return replaced
 
     def locations(self) -> list[str]:
-        """Return all locations of objects."""
-        return [place for place, held in self._held.items() if held]
+        """Return all locations of objects, in alphabetical order."""
+        return sorted([place for place, held in self._held.items() if held])
 
     def held_at(self, location: str) -> list[ObjectId]:
         return list(self._held.get(location, ()))

@@ -267,7 +267,7 @@ class Draining:
         """
         refused = drain.refused.get(ref.id, ())
         holders = []
-        for place in ref.locations:
+        for place in sorted(ref.locations):
             holder = self._context.table.at(place)
             if holder is not None and holder.takes_tasks and holder.facts.id not in refused:
                 holders.append(holder)

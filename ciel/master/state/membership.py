@@ -68,7 +68,7 @@ class Membership:
         have, or the wait ends, this master assigns no tasks, since these workers may run attempts
         of the same tasks."""
         self._await_until_s = 0.0
-        self.unlisted: dict[str, set[ObjectId]] = {}
+        self.unlisted: dict[str, dict[ObjectId, None]] = {}
         """For each joined worker, by id: the objects that the object table lists there, but which
         the worker has not reported yet."""
         self.joined_count = 0  # since the start of the master
@@ -110,7 +110,7 @@ class Membership:
         if held := self._context.graph.objects.held_at(facts.netloc):
             # The journal lists them, or a worker at this address has ended and its objects are
             # still listed.
-            self.unlisted[facts.id] = set(held)
+            self.unlisted[facts.id] = dict.fromkeys(held)
             worker.is_listing = True
         elif facts.netloc in self._expected:
             self._end_wait(worker)
@@ -125,7 +125,8 @@ class Membership:
     def stored(self, worker: WorkerNode, refs: Iterable[Reference]) -> None:
         """Note objects that a worker still has."""
         if (unlisted := self.unlisted.get(worker.facts.id)) is not None:
-            unlisted.difference_update([ref.id for ref in refs])
+            for ref in refs:
+                unlisted.pop(ref.id, None)
 
     def store_listed(self, worker: WorkerNode) -> None:
         """Mark objects as lost that the table lists at a worker, but that it does not have."""
@@ -159,7 +160,7 @@ class Membership:
         objects = graph.objects
         here = {worker.facts.netloc for worker in self._workers.values()}
         for object_id in list(objects.fixed):  # at once, as in `lost`
-            for netloc in locations_of(objects.reference(object_id)) - here:
+            for netloc in sorted(locations_of(objects.reference(object_id)) - here):
                 lose(graph, object_id, netloc)
         for netloc in objects.locations():
             if netloc not in here and netloc not in self._losing:

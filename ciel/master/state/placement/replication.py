@@ -274,7 +274,8 @@ class Replication:
         object for a task, since it only has to retain its copy.
         """
         table = self._context.table
-        fetched = [node for place in found.ref.locations if (node := table.at(place)) is not None]
+        nodes = [table.at(place) for place in sorted(found.ref.locations)]
+        fetched = [node for node in nodes if node is not None]
         start = self._turn = (self._turn + 1) % max(len(takers), 1)
         near: WorkerNode | None = None
         for group in (fetched, takers[start:], takers[:start]):
