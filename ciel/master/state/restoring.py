@@ -7,7 +7,9 @@ Objects keep the locations that reports named, until workers join and report wha
 
 from __future__ import annotations
 
-from ciel.core.errors import CannotRetryError, CielError
+from typing import Any
+
+from ciel.core.errors import CielError
 from ciel.core.events import (
     CLIENT_GRACE_S,
     AddTask,
@@ -113,8 +115,8 @@ class Restoration:
                 name, ref = argument["name"], argument["reference"]
                 copies = argument.get("copies", 1)
                 object_locations.add_kept(machine, name, ref, self._context.now_s, copies)
-            case Change(_, "retry", argument):
-                self._retry(topics.find(machine, argument["job"]))
+            case Change(_, "retry" | "retry_task", argument):
+                self._retry(record.topic, argument)
             case Change(_, topic, argument):
                 topics.change(machine, topic, argument, self._context.now_s)
             case MasterStarted(epoch):
@@ -176,12 +178,13 @@ class Restoration:
         else:
             machine.operations.end_now(job, state, summary.reason)
 
-    def _retry(self, job: Job) -> None:
-        """Retry a job that has ended, even if the tasks that ran again are forgotten."""
-        if job.state in ENDED:
-            try:
-                self.machine.operations.retry(job)
-            except CannotRetryError:  # or it was refused in a later slice; its next record ends it
+    def _retry(self, topic: str, argument: dict[str, Any]) -> None:
+        """Retry a job or a task, even if the tasks that ran again are forgotten."""
+        job = topics.find(self.machine, argument["job"])
+        try:
+            topics.change(self.machine, topic, argument, self._context.now_s)
+        except CielError:  # or it was refused in a later slice; its next record ends it
+            if job.state in ENDED:
                 self._revive(job)
 
     def _revive(self, job: Job) -> None:

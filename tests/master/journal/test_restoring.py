@@ -176,11 +176,15 @@ def test_objects_that_are_still_there_are_not_produced_again() -> None:
     assert [line for line in cluster.lines() if "run" in line] == ["w1: run c1"]
 
 
-def test_a_job_was_retried_even_if_the_tasks_that_ran_again_are_forgotten() -> None:
+@pytest.mark.parametrize(
+    "retry",
+    [Change(0, "retry", {"job": JOB}), Change(0, "retry_task", {"job": JOB, "task": A.id})],
+)
+def test_a_job_was_retried_even_if_the_tasks_that_ran_again_are_forgotten(retry: Change) -> None:
     restored = Restoration(MasterMachine())
     for record in (
         SubmitJob(a_job_spec(open=True)), CancelJob(JobId(JOB), "no more"),
-        Change(0, "retry", {"job": JOB}), AddTask(B, ()), WantObjects(JobId(JOB), B.outputs),
+        retry, AddTask(B, ()), WantObjects(JobId(JOB), B.outputs),
     ):  # fmt: skip
         restored.apply(record, 0.0)
     job = restored.machine.jobs[JOB]
