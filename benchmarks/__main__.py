@@ -276,6 +276,7 @@ FIGURES = (
     Figure("- table of 1.6 GiB, from task to task", "arrow", "table_ms", "ms", 1, True, 2),
     Figure("- - growth of the reader's own memory", "arrow", "private_mib", "MiB", 16, True),
     Figure("- allocation in the store", "arrow", "allocation_us", "us", 3, True, 2),
+    Figure("- in the memory of another worker", "arrow", "lent_allocation_us", "us", 120, True, 2),
     Figure("- barrier of two tasks on one host", "arrow", "barrier_us", "us", 100, True),
     Figure("- 10,000 batches of 64 tasks as one table", "arrow", "concat_ms", "ms", 50, True),
     Figure(
@@ -403,6 +404,7 @@ PARTS = (
     ("python", "first_result_s"),
     ("python", "large_to_inline"),
     ("arrow", "pyarrow_allocation_us"),
+    ("arrow", "lent_memory_us"),
     ("arrow", "parquet_s"),
     ("master", "master_us"),
     ("master", "saturates_at_tasks_per_s"),

@@ -13,6 +13,9 @@ It extends the conversation of all interactive programs by these calls:
 - `parts` opens objects of other hosts in parts. `items` is a list of pairs: a reference, and the
   pairs of offset and size that the program will read. The reply lists a file for each, which has
   at least these parts.
+- `open_output` with `at`, the address of another worker of this host: the program opens the output
+  in the store of that worker, whose daemon listens at the abstract name `socket`, and commits it
+  there as the object `id` before `close_output`. `filename` is null.
 - `join_states` joins a group of `size` tasks under a `number`; the reply has the path of its board.
   `set_state` says that this member has changed its state there.
 - `lose` reports that an input is missing at the path that the worker gave. The attempt ends, as
@@ -50,6 +53,7 @@ from ciel.execution.attempt import Attempt
 from ciel.execution.conversation import Over
 from ciel.execution.outputs import BadCallError
 from ciel.executors.conversation import Conversation, read_spawn, take_name
+from ciel.shm.credentials import socket_of_worker
 
 _DIGEST = re.compile("[0-9a-f]{32}")
 
@@ -95,8 +99,17 @@ class PythonConversation(Conversation):
         self._say("create", {"index": index, "filename": path})
 
     def _open_output(self, args: dict[str, Any]) -> None:
-        index = self._attempt.outputs.index(args.get("index"))
-        path = self._attempt.open_output(index, args.get("may_stream") is True, _size(args))
+        attempt = self._attempt
+        index = attempt.outputs.index(args.get("index"))
+        netloc = args.get("at")
+        if netloc not in (None, attempt.netloc):
+            if type(netloc) is not str:
+                raise BadCallError(f"'at' must be the address of a worker, not {netloc!r:.40}")
+            object_id, cluster_id = attempt.lend_output(index, netloc)
+            socket = socket_of_worker(cluster_id, netloc)
+            self._say("open_output", {"filename": None, "id": object_id, "socket": socket})
+            return
+        path = attempt.open_output(index, args.get("may_stream") is True, _size(args))
         self._say("open_output", {"filename": path})
 
     def _join_states(self, args: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Blocking client of a block store's daemon, for programs without a worker; needs no reactor.
+"""Blocking client of a block store's daemon, for programs; needs no reactor.
 
     with ShmdClient(directory) as client:
         path = client.write("4f2a:out:0")
@@ -7,7 +7,7 @@
         with open(client.load("4f2a:out:0"), "rb") as file: ...
 
 A file that is being written belongs to the connection: the daemon deletes it if the connection ends
-before the commit.
+before the commit. So the memory of a program that has died is freed by its owner (POOL-4).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 import time
+from dataclasses import replace
 from typing import Final, Self
 
 from ciel.shm.credentials import is_same_user
@@ -55,23 +56,31 @@ class _ConnectionLostError(Exception):
 
 
 class ShmdClient:
-    """A connection to the daemon of the block store in a directory, opened when it is needed.
-    Several threads may share it; it serves one request at a time.
+    """A connection to the daemon of a block store, opened when it is needed. Several threads may
+    share it; it serves one request at a time.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], *, attempt: str = "", timeout_s: float = TIMEOUT_S
     ) -> None:
-        """`attempt` is the id of the task attempt that writes. Connections with the same attempt
-        get the same file for the same name.
+        """`directory`: of the store. `attempt` is the id of the task attempt that writes.
+        Connections with the same attempt get the same file for the same name.
         """
         self._directory = os.fspath(directory)
+        self._abstract_name = ""  # without the zero byte; else the socket is in the directory
         self._attempt = attempt
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._number = 0
         self._socket: socket.socket | None = None
         self._decoder = Decoder()
+
+    @classmethod
+    def at_socket(cls, abstract_name: str, *, timeout_s: float = TIMEOUT_S) -> Self:
+        """Return a client of the daemon that listens at an abstract name."""
+        client = cls(f"@{abstract_name}", timeout_s=timeout_s)
+        client._abstract_name = abstract_name
+        return client
 
     def load(self, name: str, *, recursive: bool = True, timeout_s: float | None = None) -> str:
         """Return the path of an object, to read it. The daemon may have to copy the object first.
@@ -82,9 +91,19 @@ class ShmdClient:
         load = Load(0, name, recursive=recursive)
         return self._ask(load, timeout_s, is_retried=True)
 
-    def write(self, name: str, *, size_hint_bytes: int = 0, timeout_s: float | None = None) -> str:
-        """Return the path of a file to write an object to; a second call returns the same path."""
-        write = Write(0, name, self._attempt, size_hint_bytes)
+    def write(
+        self,
+        name: str,
+        *,
+        size_hint_bytes: int = 0,
+        timeout_s: float | None = None,
+        is_mapped: bool = False,
+    ) -> str:
+        """Return the path of a file to write an object to; a second call returns the same path.
+
+        `is_mapped`: see `ObjectWriter.mapped_path`.
+        """
+        write = Write(0, name, self._attempt, size_hint_bytes, is_mapped=is_mapped)
         return self._ask(write, timeout_s, is_retried=True)
 
     def commit(self, path: str, name: str, *, timeout_s: float | None = None) -> str:
@@ -164,17 +183,19 @@ class ShmdClient:
     def _connected(self, until_s: float) -> socket.socket:
         if self._socket is not None:
             return self._socket
-        directory_fd = os.open(
-            os.path.join(self._directory, SHMD_DIRECTORY),
-            os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
-        )
+        directory_fd = -1
+        address = f"\0{self._abstract_name}"
+        if not self._abstract_name:
+            directory = os.path.join(self._directory, SHMD_DIRECTORY)
+            directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            address = path_through(directory_fd, SOCKET)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # A non-blocking connect would fail at once if the daemon is busy.
             left_s = _left_s(until_s)
             left = _TIME.pack(int(left_s), int(left_s % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, left)
-            sock.connect(path_through(directory_fd, SOCKET))
+            sock.connect(address)
             if not is_same_user(sock):
                 raise PermissionError(0, "it belongs to another user")
         except BlockingIOError:
@@ -184,7 +205,8 @@ class ShmdClient:
             sock.close()
             raise
         finally:
-            os.close(directory_fd)
+            if directory_fd >= 0:
+                os.close(directory_fd)
         self._socket, self._decoder = sock, Decoder()
         return sock
 
@@ -198,8 +220,8 @@ def _numbered(request: Request, number: int, timeout_ms: int) -> Request:
     match request:
         case Load(_, name, recursive, described):
             return Load(number, name, recursive, described, timeout_ms)
-        case Write(_, name, attempt, size_hint_bytes):
-            return Write(number, name, attempt, size_hint_bytes, timeout_ms)
+        case Write():
+            return replace(request, number=number, timeout_ms=timeout_ms)
         case Commit(_, path, name):
             return Commit(number, path, name, timeout_ms)
 

@@ -244,10 +244,10 @@ class Daemon:
             case StartSlow(kind, name, offer):
                 slow_done = partial(self._slow_done, kind, name)
                 self._do(lambda: work.do_slowly(kind, name, offer), slow_done)
-            case OpenWrite(write, name, size_hint_bytes):
-                hint = size_hint_bytes or None
+            case OpenWrite(write, name, size_hint_bytes, is_mapped):
                 opened = partial(self._opened, write)
-                self._do(lambda: work.store.begin(name, size_hint_bytes=hint), opened)
+                begin = partial(work.begin, name, size_hint_bytes or None, is_mapped=is_mapped)
+                self._do(begin, opened, in_thread=work.store.capabilities.may_block)
             case CommitWrite(write, name):
                 writer = self._writers.pop(write)
                 committed = partial(self._committed, write, name)
@@ -268,8 +268,8 @@ class Daemon:
             if not self._is_closed:
                 then(result)
                 self._act()
-            elif isinstance(result, ObjectWriter):
-                result.abort()
+            elif isinstance(result, tuple) and isinstance(result[0], ObjectWriter):
+                result[0].abort()
 
         run: Any = deferToThread if in_thread else maybeDeferred
         run(guarded, call).addCallback(done).addErrback(
@@ -307,16 +307,12 @@ class Daemon:
             self._added(name)
         self._requests.slow_done(kind, name, result.seen)
 
-    def _opened(self, write: int, writer: ObjectWriter | Refusal) -> None:
-        if isinstance(writer, Refusal):
-            self._requests.write_opened(write, writer)
-        elif (path := writer.path) is None:
-            writer.abort()
-            reason = "this store has no files that a program could write"
-            self._requests.write_opened(write, Refusal(Code.FAILED, reason))
-        else:
-            self._writers[write] = writer
-            self._requests.write_opened(write, path)
+    def _opened(self, write: int, begun: tuple[ObjectWriter, str] | Refusal) -> None:
+        if isinstance(begun, Refusal):
+            self._requests.write_opened(write, begun)
+            return
+        self._writers[write], path = begun
+        self._requests.write_opened(write, path)
 
     def _committed(self, write: int, name: str, seen: Seen | Refusal) -> None:
         if isinstance(seen, Seen):

@@ -36,6 +36,9 @@ _HEAD = struct.Struct(">BBHQ")
 _TEXT_LENGTH = struct.Struct(">H")
 _RECURSIVE = 1
 _DESCRIBED = 2
+_MAPPED = 1
+_FLAGS: Final = {1: _RECURSIVE | _DESCRIBED, 2: _MAPPED}
+"""The flags of each kind that has any."""
 
 
 class Code(IntEnum):
@@ -69,7 +72,8 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Write:
     """Open an object for writing, and return its path. If the same attempt repeats the request, it
-    gets the same file. Without an attempt, the same holds for the same connection.
+    gets the same file. Without an attempt, the same holds for the same connection. `is_mapped`: see
+    `ObjectWriter.mapped_path`.
     """
 
     number: int
@@ -77,6 +81,7 @@ class Write:
     attempt: str = ""
     size_hint_bytes: int = 0
     timeout_ms: int = 0
+    is_mapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ def encode(message: Message) -> bytes:
         case Write():
             kind, numbers = 2, (message.timeout_ms, message.size_hint_bytes)
             texts = (message.name, message.attempt)
+            flags = message.is_mapped * _MAPPED
         case Commit():
             kind, numbers, texts = 3, (message.timeout_ms,), (message.path, message.name)
         case Ok():
@@ -187,7 +193,7 @@ def decode(body: bytes) -> Message:
         raise MessageError(f"version {version} is not supported; this is version {VERSION}")
     if kind not in _FIELDS:
         raise MessageError(f"there is no kind {kind}")
-    if flags > (_RECURSIVE | _DESCRIBED if kind == 1 else 0):
+    if flags & ~_FLAGS.get(kind, 0):
         raise MessageError(f"kind {kind} has no flags {flags:#x}")
     fields, limits = _FIELDS[kind]
     try:
@@ -202,7 +208,8 @@ def decode(body: bytes) -> Message:
             recursive, described = bool(flags & _RECURSIVE), bool(flags & _DESCRIBED)
             return Load(number, texts[0], recursive, described, numbers[0])
         case 2:
-            return Write(number, texts[0], texts[1], numbers[1], numbers[0])
+            is_mapped = bool(flags & _MAPPED)
+            return Write(number, texts[0], texts[1], numbers[1], numbers[0], is_mapped)
         case 3:
             return Commit(number, texts[0], texts[1], numbers[0])
         case 4:

@@ -8,7 +8,6 @@ Requests to peers are never recursive, so a peer does not forward them.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,8 +17,8 @@ from twisted.internet.protocol import ClientFactory
 from twisted.python.failure import Failure
 
 from ciel.shm.connection import Connection
+from ciel.shm.credentials import own_prefix
 from ciel.shm.errors import MessageError
-from ciel.shm.layout import group_prefix
 from ciel.shm.messages import TIMEOUT_MAX_MS, Code, Fail, Load, Message, Response
 from ciel.shm.requests import REQUESTS_MAX
 from ciel.storage.sharing import PeerStoreError
@@ -27,11 +26,6 @@ from ciel.storage.sharing import PeerStoreError
 CONNECT_TIMEOUT_S: Final = 5.0
 IN_FLIGHT_MAX: Final = REQUESTS_MAX // 2
 """How many requests one peer gets at a time; further ones wait here, where they cost less."""
-
-
-def own_prefix(group: str) -> str:
-    """Return the prefix of the names of a group's daemons, in this process's mount namespace."""
-    return group_prefix(group, os.geteuid(), os.readlink("/proc/self/ns/mnt"))
 
 
 def listed(prefix: str) -> set[str]:

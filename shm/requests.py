@@ -118,6 +118,7 @@ class OpenWrite(NamedTuple):
     write: int
     name: str
     size_hint_bytes: int
+    is_mapped: bool = False
 
 
 class CommitWrite(NamedTuple):
@@ -387,7 +388,9 @@ class Requests:
                 return
             written = _Written(state.serial, key, {source}, [state])
             self._written[written.serial] = self._by_key[key] = written
-            self.orders.append(OpenWrite(written.serial, message.name, message.size_hint_bytes))
+            hint_bytes = message.size_hint_bytes
+            order = OpenWrite(written.serial, message.name, hint_bytes, message.is_mapped)
+            self.orders.append(order)
             return
         written.owners.add(source)
         if written.path:

@@ -171,6 +171,17 @@ class Work:
                 offset_bytes += count
             return writer.commit(checksum=recorded.checksum if recorded else None)
 
+    def begin(
+        self, name: str, size_hint_bytes: int | None, *, is_mapped: bool
+    ) -> tuple[ObjectWriter, str]:
+        """Open an object for writing; return its writer, and the path for the program."""
+        writer = self.store.begin(name, size_hint_bytes=size_hint_bytes)
+        path = writer.mapped_path if is_mapped else writer.path
+        if path is None:
+            writer.abort()
+            raise StorageError("this store has no files that a program could write")
+        return writer, path
+
     def commit(self, writer: ObjectWriter, name: str) -> Seen:
         """Commit a write under the name that the commit request has, and end the writer."""
         with writer:

@@ -34,6 +34,7 @@ KINDS = pa.schema({"a": pa.int64(), "b": pa.int8(), "c": pa.uint16()})
 ROWS = 157_286_400  # 1.6 GiB, as in the thesis
 BATCHES, TASKS = 10_000, 64
 ALLOCATIONS = 10_000
+LENT_ALLOCATIONS = 500  # of one output: the owner frees their memory while the next one begins
 BARRIERS = 5_000
 PARQUET_ROWS = 33_554_432  # of each of two files: 512 MiB of random numbers in two columns
 PARQUET_ROUNDS = 7
@@ -113,6 +114,37 @@ def allocation_us(size_bytes: int, count: int = ALLOCATIONS) -> tuple[float, flo
         found.append((time.perf_counter() - begun_s) / count * 1e6)
         del kept
     return found[0], found[1]
+
+
+def lent_us(at: str, size_bytes: int) -> dict[str, float]:
+    """Return the times to get memory of the worker at an address, and for a buffer in it."""
+    begun_s = time.perf_counter()
+    pool = ciel.arrow.memory_pool(at)
+    opened_s = time.perf_counter()
+    kept = [pa.allocate_buffer(size_bytes, pool) for _ in range(LENT_ALLOCATIONS)]
+    ended_s = time.perf_counter()
+    del kept
+    return {
+        "lent_memory_us": (opened_s - begun_s) * 1e6,
+        "lent_allocation_us": (ended_s - opened_s) / LENT_ALLOCATIONS * 1e6,
+    }
+
+
+def lending(client: ciel.Client) -> dict[str, float]:
+    """Measure allocation in the memory of a worker that does not run the task."""
+    addresses = {row["worker"]: row["netloc"] for row in client.ask("workers")}
+    times: dict[str, list[float]] = {"lent_memory_us": [], "lent_allocation_us": []}
+    for at in addresses.values():
+        calls: list[Any] = [client.submit(lent_us, at, 4096) for _ in range(REPEATS)]
+        for call in calls:
+            found = call.result()
+            task = client.ask("object", {"object": call.object_id})["made_by"]
+            rows = client.ask("tasks", {"job": "last"})["tasks"]
+            (ran_on,) = [row["worker"] for row in rows if row["task"] == task]
+            if addresses[ran_on] != at:
+                for name, took_us in found.items():
+                    times[name].append(took_us)
+    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def batches(count: int) -> pa.Table:
@@ -246,6 +278,7 @@ def measure() -> dict[str, float]:
         found |= concatenation(client)
         ours_us, theirs_us = client.submit(allocation_us, 4096).result()
         found |= {"allocation_us": ours_us, "pyarrow_allocation_us": theirs_us}
+        found |= lending(client)
         member = ciel.task(barriers_us, slots=1)
         found["barrier_us"] = max(client.gather([client.submit(member, n) for n in range(2)]))
         found |= parquet(client)

@@ -13,13 +13,13 @@ from ciel.arrow.pool import memory_pool
 class Draft:
     """A table to be filled: `draft[NAME]` is a writable numpy array for each column."""
 
-    def __init__(self, schema: pyarrow.Schema, rows: int) -> None:
+    def __init__(self, schema: pyarrow.Schema, rows: int, at: str | None) -> None:
         """Allocate all columns; raises TypeError for a type that numpy cannot write in place."""
         self.schema = schema
         self.rows = rows
         self._buffers: list[pyarrow.Buffer] = []
         self._columns: dict[str, numpy.ndarray[Any, Any]] = {}
-        pool = memory_pool()
+        pool = memory_pool(at)
         for field in schema:
             kind = _numpy_type(field)
             buffer = pyarrow.allocate_buffer(rows * kind.itemsize, memory_pool=pool)
@@ -40,15 +40,16 @@ class Draft:
         return pyarrow.Table.from_arrays(columns, schema=self.schema)
 
 
-def empty(schema: pyarrow.Schema, rows: int) -> Draft:
+def empty(schema: pyarrow.Schema, rows: int, *, at: str | None = None) -> Draft:
     """Return a draft of a table with arbitrary content, for a task to fill and return.
 
     Its columns are in the store already, so that returning `draft.table()` copies nothing. Columns
-    have types of fixed width, and no nulls: other tables are made with `memory_pool`.
+    have types of fixed width, and no nulls: other tables are made with `memory_pool`. `at`: see
+    `memory_pool`.
     """
     if rows < 0:
         raise ValueError(f"a table has at least 0 rows, not {rows}")
-    return Draft(schema, rows)
+    return Draft(schema, rows, at)
 
 
 def _numpy_type(field: pyarrow.Field) -> numpy.dtype[Any]:

@@ -79,8 +79,12 @@ class Arena:
             self._library.ciel_arena_let_go(self._arena)
 
 
-def memory_pool() -> pyarrow.MemoryPool:
+def memory_pool(at: str | None = None) -> pyarrow.MemoryPool:
     """Return a memory pool whose buffers lie in the store, in the output of the calling task.
+
+    `at`: the address of a worker of this host, in whose memory the output is allocated; None: the
+    worker that runs the task. Raises ValueError if no worker here has this address, or if the
+    output has memory of another worker already.
 
     A table that the task returns is then stored without a copy, as far as its buffers were
     allocated there; other buffers are copied. Outside of a task, and where the pool cannot be used
@@ -88,19 +92,19 @@ def memory_pool() -> pyarrow.MemoryPool:
     allocates as the default pool does.
     """
     pool = None if why_not() else _pool()
-    if pool is None or output_region(_open) is None:
+    if pool is None or output_region(_open, at) is None:
         return pyarrow.default_memory_pool()
     return pool
 
 
 @contextmanager
-def in_store() -> Iterator[None]:
-    """Let pyarrow allocate in `memory_pool` within the block, also where no pool can be passed.
+def in_store(at: str | None = None) -> Iterator[None]:
+    """Let pyarrow allocate in `memory_pool(at)` within the block, also where no pool can be passed.
 
     The whole process does so meanwhile, so intermediate results lie in the store, too.
     """
     before = pyarrow.default_memory_pool()
-    pyarrow.set_memory_pool(memory_pool())
+    pyarrow.set_memory_pool(memory_pool(at))
     try:
         yield
     finally:

@@ -55,7 +55,7 @@ class Attempt(ABC):
     def __init__(self, task: Task, outputs: Outputs, netloc: str) -> None:
         self.task = task
         self.outputs = outputs
-        self._netloc = netloc
+        self.netloc = netloc
         self.attached: ObjectId | None = None  # the program's object, if it is an attached process
         self.fixed: ObjectId | None = None  # the object of the suspended process, if any
         self.children_count = 0
@@ -88,7 +88,7 @@ class Attempt(ABC):
 
     def is_here(self, ref: Concrete | Sweetheart) -> bool:
         """Return whether a reference names this worker as a place of the object."""
-        return self._netloc in ref.locations
+        return self.netloc in ref.locations
 
     @abstractmethod
     def resolve(self, ref: Reference) -> Reference:
@@ -164,6 +164,13 @@ class Attempt(ABC):
 
         `streams`: other tasks may read the output while it is written. `size_bytes`: the space to
         reserve, if the size is known.
+        """
+
+    @abstractmethod
+    def lend_output(self, index: int, netloc: str) -> tuple[ObjectId, str]:
+        """Let the program write an output into the store of another worker of this host.
+
+        Return the ids of the object and of the cluster.
         """
 
     @abstractmethod
@@ -285,10 +292,10 @@ class Attempt(ABC):
         if self.attached is None:
             # A re-execution leaves another process, which must not have the same name.
             index = self.outputs.allocate(f"fixed.{self.life}.{self.task.attempt}")
-            fixed = Fixed(self.outputs.ids[index], self._netloc)
+            fixed = Fixed(self.outputs.ids[index], self.netloc)
             self.outputs.add(index, fixed)
         else:
-            fixed = Fixed(self.attached, self._netloc)
+            fixed = Fixed(self.attached, self.netloc)
         self.fixed = fixed.id
         arguments: dict[str, Any] = {"fixed": fixed, "extra_dependencies": dependencies}
         if any_of:
@@ -327,9 +334,7 @@ class Attempt(ABC):
         """Whether this is a promised output that is neither started nor delegated."""
         if type(index) is not int or not 0 <= index < self.outputs.expected_count:
             return False
-        outputs = self.outputs
-        is_begun = index in outputs.published or index in outputs.writers
-        return not is_begun and index not in self.handed_over
+        return not self.outputs.is_begun(index) and index not in self.handed_over
 
     def _available_outputs(self) -> list[int]:
         return [index for index in range(self.outputs.expected_count) if self._is_available(index)]

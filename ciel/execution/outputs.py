@@ -42,6 +42,8 @@ class Outputs:
         self._expected = frozenset(self.ids)
         self.published: dict[int, Reference] = {}
         self.writers: dict[int, ObjectWriter] = {}
+        self.lent: dict[int, str] = {}
+        """The outputs that the program writes into the stores of other workers: their addresses."""
         self.may_have_lacked_space = False
         """Whether the store may have been too full for an output that was rolled back."""
         self.level = ""  # the store level of the outputs that `levels` does not list
@@ -130,8 +132,29 @@ class Outputs:
         self.writers[index] = writer
         return writer
 
+    def lend(self, index: int, netloc: str) -> ObjectId:
+        """Note that the program writes an output into the store of the worker at an address.
+
+        Return the object's id.
+        """
+        self._require_unpublished(index)
+        self.lent[index] = netloc
+        return self.ids[index]
+
+    def is_begun(self, index: int) -> bool:
+        """Whether an output is published or being written."""
+        return index in self.published or index in self.writers or index in self.lent
+
     def close(self, index: int, size_bytes: int | None = None) -> Reference:
-        """Publish an output that was written; `size_bytes` is the size that the program reports."""
+        """Publish an output that was written; `size_bytes` is the size that the program reports.
+
+        The program has committed an output that was lent.
+        """
+        if index in self.lent:
+            places = frozenset((self.lent.pop(index),))
+            ref: Reference = Concrete(self.ids[index], size_bytes, places)
+            self._note(index, ref)
+            return ref
         writer = self._writer(index)
         written_bytes = writer.size_bytes
         if size_bytes is not None and size_bytes > written_bytes:
@@ -147,6 +170,8 @@ class Outputs:
 
     def roll_back(self, index: int) -> None:
         """Discard the data written to an output; it may be opened again."""
+        if self.lent.pop(index, None) is not None:
+            return  # the program has discarded it
         writer = self._writer(index)
         self.may_have_lacked_space = self.may_have_lacked_space or writer.may_be_short
         writer.abort()
@@ -158,6 +183,7 @@ class Outputs:
             self.may_have_lacked_space = self.may_have_lacked_space or writer.may_be_short
             writer.abort()
         self.writers.clear()
+        self.lent.clear()
 
     def _note(self, index: int, ref: Reference) -> None:
         self.published[index] = ref
@@ -172,7 +198,7 @@ class Outputs:
     def _require_unpublished(self, index: int) -> None:
         if index in self.published:
             raise BadCallError(f"output {index} was published already")
-        if index in self.writers:
+        if self.is_begun(index):
             raise BadCallError(f"output {index} is open already")
 
 

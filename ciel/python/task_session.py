@@ -77,13 +77,15 @@ MakeRegion = Callable[[int, int], OutputRegion]
 """Makes a region from a descriptor, which it then owns, and an offset in the file."""
 
 
-def output_region(make: MakeRegion) -> OutputRegion | None:
+def output_region(make: MakeRegion, at: str | None = None) -> OutputRegion | None:
     """Return the region in the output of the calling task; `make` makes it at the first call.
 
-    Return None outside of a task, and in a task that cannot have any.
+    Return None outside of a task, and in a task that cannot have any. `at`: the address of another
+    worker of this host, in whose memory the output shall be; raises ValueError if it cannot be
+    there.
     """
     session = current_or_none()
-    return session.region(make) if isinstance(session, TaskSession) else None
+    return session.region(make, at) if isinstance(session, TaskSession) else None
 
 
 def current_states() -> JoinStates | None:
@@ -164,7 +166,7 @@ class TaskSession:
         self.directory = directory
         self.describe = describe
         self.new_array: Callable[[Any, Any], Any] | None = None
-        self.new_region: Callable[[MakeRegion], OutputRegion] | None = None
+        self.new_region: Callable[[MakeRegion, str | None], OutputRegion] | None = None
         self.join_states: JoinStates | None = None
 
     def forget(self) -> None:
@@ -175,9 +177,9 @@ class TaskSession:
         """Return an array in the store; None if this task cannot have any."""
         return None if self.new_array is None else self.new_array(shape, dtype)
 
-    def region(self, make: MakeRegion) -> OutputRegion | None:
+    def region(self, make: MakeRegion, at: str | None) -> OutputRegion | None:
         """Return the region in this task's output; None if it cannot have any."""
-        return None if self.new_region is None else self.new_region(make)
+        return None if self.new_region is None else self.new_region(make, at)
 
     def resolve(self, value: Any, name: str) -> Any:
         """Return the final value of what a function has returned: see `Host.resolve`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Future, Reference, Stream, Value
 from ciel.execution.attempt import Attempt, Growth, OpenInput
 from ciel.execution.executor import Child, Task
@@ -69,7 +70,7 @@ class FakeAttempt(Attempt):
     def resolve(self, ref: Reference) -> Reference:
         known = self.task.inputs.get(ref.id) or self.outputs.reference(ref.id) or ref
         if isinstance(known, Future) and self._store.stat(known.id) is not None:
-            return Concrete(known.id, None, frozenset((self._netloc,)))
+            return Concrete(known.id, None, frozenset((self.netloc,)))
         return known
 
     def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
@@ -139,6 +140,9 @@ class FakeAttempt(Attempt):
             self.streamed.append(index)
         return path
 
+    def lend_output(self, index: int, netloc: str) -> tuple[ObjectId, str]:
+        return self.outputs.lend(index, netloc), "test"
+
     def close_output(self, index: int, size_bytes: int | None) -> Reference:
         return self.outputs.close(index, size_bytes)
 
@@ -167,7 +171,7 @@ class FakeAttempt(Attempt):
     def begin_child(self, child: Child, arguments: dict[str, Any]) -> Attempt:
         self.children.append(child)
         task = self.task._replace(spec=child.spec, arguments=arguments)
-        within = FakeAttempt(task, self._store, self._path, self._netloc)
+        within = FakeAttempt(task, self._store, self._path, self.netloc)
         self.within.append(within)
         return within
 

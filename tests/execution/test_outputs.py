@@ -205,6 +205,26 @@ def test_an_output_that_was_rolled_back_may_be_opened_again(
     assert store.get("t:out:0") == LARGE
 
 
+def test_an_output_that_was_lent_lies_at_the_lender(made: Made) -> None:
+    assert made.lend(0, "other:1") == "t:out:0"
+    assert made.is_begun(0)
+    with pytest.raises(BadCallError, match="output 0 is open already"):
+        made.open(0)
+    with pytest.raises(BadCallError, match="output 0 is open already"):
+        made.lend(0, "third:1")
+    found = Concrete(ObjectId("t:out:0"), 9, frozenset({"other:1"}))
+    assert made.close(0, 9) == made.reference("t:out:0") == found
+
+
+def test_an_output_that_was_lent_can_be_rolled_back(made: Made) -> None:
+    made.lend(0, "other:1")
+    made.roll_back(0)
+    assert not made.is_begun(0)
+    made.lend(0, "other:1")
+    made.roll_back_all()
+    assert not made.is_begun(0)
+
+
 def test_all_open_outputs_can_be_rolled_back_together(made: Made, tmp_path: Path) -> None:
     made.write(0, LARGE)
     made.write(1, LARGE)

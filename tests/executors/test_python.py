@@ -21,6 +21,7 @@ from ciel.executors.python import PythonExecutor
 from ciel.executors.python_calls import PythonConversation
 from ciel.python.contents import MOVED, decode
 from ciel.python.packing import unpack
+from ciel.shm.credentials import socket_of_worker
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import a_task, failed, inline, stored
 from ciel.testing.fake_attempt import FakeAttempt
@@ -204,6 +205,24 @@ def test_an_error_says_where_it_was_and_publishes_nothing(dialogue: Dialogue) ->
     assert dialogue.attempt.outputs.published == {}
     assert dialogue.conversation.over is not None
     assert dialogue.conversation.over.keep == "may_keep"
+
+
+def test_an_output_can_be_written_at_another_worker(dialogue: Dialogue) -> None:
+    ((_, reply),) = dialogue.call("open_output", index=0, at="other:1")
+    assert reply == {"filename": None, "id": "a", "socket": socket_of_worker("test", "other:1")}
+    dialogue.call("close_output", index=0, size=5000)
+    ref = dialogue.attempt.outputs.published[0]
+    assert ref == Concrete(ObjectId("a"), 5000, frozenset({"other:1"}))
+
+
+def test_an_output_that_is_wanted_here_is_written_here(dialogue: Dialogue) -> None:
+    ((_, reply),) = dialogue.call("open_output", index=0, at=dialogue.attempt.netloc)
+    assert reply["filename"]
+
+
+def test_the_address_of_a_worker_is_a_text(dialogue: Dialogue) -> None:
+    dialogue.call("open_output", index=0, at=5)
+    assert "'at' must be the address of a worker, not 5" in dialogue.fault()[1]
 
 
 def test_children_are_known_by_number_together_with_what_was_put(dialogue: Dialogue) -> None:

@@ -25,7 +25,7 @@ with atheris.instrument_imports():
 
 EXAMPLES: tuple[Message, ...] = (
     Load(1, "a:out:0", True, True, 9),
-    Write(2, "a:out:0", "first", 4096, 9),
+    Write(2, "a:out:0", "first", 4096, 9, True),
     Commit(3, "/dev/shm/a", "a:out:0", 9),
     Ok(4, "/dev/shm/a", 4096, "sha256:0"),
     Fail(5, Code.BUSY, "a:out:0", "later"),

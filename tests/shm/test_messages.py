@@ -95,7 +95,7 @@ def test_a_frame_that_ends_anywhere_is_an_error(cut: int) -> None:
         (b"\2" + LOAD[5:], "version 2"),
         (b"\1\6" + LOAD[6:], "no kind 6"),
         (b"\1\1\0\4" + LOAD[8:], "no flags"),
-        (b"\1\2\0\1" + encode(Write(1, "a"))[8:], "no flags"),
+        (b"\1\2\0\2" + encode(Write(1, "a"))[8:], "no flags"),
         (encode(Load(1, "a"))[4:-1] + b"\0", "zero"),
         (encode(Fail(1, Code.BUSY, "", ""))[4:-6] + b"\0\0" + b"\0\0\0\0", "no code"),
         (encode(Load(1, ""))[4:16] + struct.pack(">IH", TIMEOUT_MAX_MS + 1, 0), "timeout"),

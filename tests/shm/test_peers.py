@@ -12,10 +12,11 @@ import pytest
 
 from ciel.scc.store import open_scc
 from ciel.shm.client import ShmdClient
+from ciel.shm.credentials import own_prefix
 from ciel.shm.daemon import Daemon, neighbour
 from ciel.shm.errors import DaemonGoneError, RequestFailedError, RequestTimeoutError, ShmdError
 from ciel.shm.layout import member_of_store
-from ciel.shm.peers import listed, own_prefix
+from ciel.shm.peers import listed
 from ciel.shm.requests import SLOW_MAX
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.storage.files import FileReader, FileStore, open_disk
@@ -295,3 +296,22 @@ def test_requests_end_with_the_daemon_and_at_once(
     assert [type(error) for error in ends] == [DaemonGoneError]
     wait_for(lambda: [*own] == [] and not [*(tmp_path / "own/incoming").glob("*/*")], "its end")
     behind.close()
+
+
+def test_a_program_allocates_in_another_store_and_the_owner_frees_it(stores: BlockStores) -> None:
+    """POOL-4."""
+    stores.start("a")
+    (member,) = members(stores)
+    with ShmdClient.at_socket(own_prefix(stores.group) + member) as client:
+        path = Path(client.write("x:out:0", is_mapped=True))
+        path.write_bytes(CONTENT)
+        client.commit(str(path), "x:out:0")
+        left = Path(client.write("x:out:1", is_mapped=True))
+        assert left.exists()
+    wait_for(lambda: not left.exists(), "the owner frees the memory")
+    assert Path(stores.client("a").load("x:out:0")).read_bytes() == CONTENT
+
+
+def test_a_store_that_nobody_serves_is_named() -> None:
+    with pytest.raises(DaemonGoneError, match="@nobody: no daemon serves"):
+        ShmdClient.at_socket("nobody").write("x:out:0")

@@ -253,6 +253,10 @@ def test_an_object_is_opened_once_however_often_one_attempt_asks() -> None:
     assert asked.requests.open_writes == 1
 
 
+def test_a_file_may_be_only_mapped() -> None:
+    assert Asked(Write(1, "x", is_mapped=True)).orders == [OpenWrite(1, "x", 0, is_mapped=True)]
+
+
 def test_two_attempts_and_two_connections_without_one_do_not_meet() -> None:
     asked = Asked(Write(1, "x", "att1"))
     assert isinstance(asked.ask(Write(2, "x", "att2"))[0], OpenWrite)

@@ -128,7 +128,7 @@ class Worker:
             reactor=reactor, ticks=Ticks(reactor), owner=self, launching=self.launching,
             store=store, streams=in_reactor(Streams, reactor),
             executors={executor.name: executor for executor in executors},
-            worker="w1", netloc=HERE, scratch=ScratchPool(path / "spool"),
+            worker="w1", cluster_id="test", netloc=HERE, scratch=ScratchPool(path / "spool"),
             kept=KeptAttempts(path / "kept"), logs=JobLogs(reactor, path), channels=None,
             checksums=Checksums(reactor, store, Verify.FIRST),
             boards=StateBoards("0" * 16, lambda message: None),

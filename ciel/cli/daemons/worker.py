@@ -252,7 +252,7 @@ class Worker:
         attempts, interactive, boards = self._attempts(
             callers, reactor=reactor, ticks=ticks, owner=reports, launching=launching, store=store,
             streams=streams, executors=executors.known, netloc=own, logs=logs, channels=channels,
-            checksums=checksums, boards=StateBoards(cluster_id, master.send),
+            checksums=checksums, boards=StateBoards(cluster_id, master.send), cluster_id=cluster_id,
         )  # fmt: skip
         operations = Operations(service, master, interactive, events)
         peer_stores = self._open_peer_stores(store, cluster_id, own, operations, disk_jobs)

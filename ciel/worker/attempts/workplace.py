@@ -101,6 +101,7 @@ class AttemptsOwner(Protocol):
 class Workplace:
     """The parts of a worker that all attempts use. `netloc`: where it serves its objects."""
 
+    cluster_id: str
     reactor: Any
     ticks: Ticks
     owner: AttemptsOwner

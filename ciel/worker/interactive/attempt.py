@@ -277,7 +277,7 @@ class InteractiveAttempt(Attempt):
 
         def ended(growing: Growing) -> None:
             if growing.broken:
-                self._lose(((ref.id, self._netloc),), growing.broken)
+                self._lose(((ref.id, self.netloc),), growing.broken)
             else:
                 then(growing.name())
 
@@ -304,7 +304,7 @@ class InteractiveAttempt(Attempt):
             except ObjectNotFoundError as error:
                 is_here = ref.id in self.task.inputs and ref.id not in self.task.spec.apart
                 if not fetches_left or is_here:
-                    self._lose(((ref.id, self._netloc),), str(error))
+                    self._lose(((ref.id, self.netloc),), str(error))
                     return
                 self._fetch(ref, lambda: self._open(self.resolve(ref), then, fetches_left - 1))
                 return
@@ -342,13 +342,13 @@ class InteractiveAttempt(Attempt):
             if lost is None:
                 again()
             else:  # no worker holds this stream
-                self._lose(lost[0] or ((ref.id, self._netloc),), lost[1])
+                self._lose(lost[0] or ((ref.id, self.netloc),), lost[1])
 
         late = self._late(come)
         self._place.owner.fetch(ref, fetched)
 
     def lose_input(self, object_id: str, details: str) -> None:
-        self._lose(((ObjectId(object_id), self._netloc),), details)
+        self._lose(((ObjectId(object_id), self.netloc),), details)
 
     def _lose(self, losses: Losses, details: str) -> None:
         self.lost = (losses, f"on worker {self._place.worker}: {details}")
@@ -413,7 +413,7 @@ class InteractiveAttempt(Attempt):
 
         def grown(growing: Growing) -> None:
             if growing.broken:
-                self._lose(((ObjectId(object_id), self._netloc),), growing.broken)
+                self._lose(((ObjectId(object_id), self.netloc),), growing.broken)
             then(Growth(growing.size_bytes, growing.is_whole, bool(growing.broken)))
 
         self._wait(opened.growing, at_least_bytes, grown)
@@ -464,6 +464,9 @@ class InteractiveAttempt(Attempt):
             self._streams[index] = self._place.streams.open(object_id, writer.fileno())
             self._place.owner.streams_opened(self.key, (object_id,))
         return path
+
+    def lend_output(self, index: int, netloc: str) -> tuple[ObjectId, str]:
+        return self.outputs.lend(index, netloc), self._place.cluster_id
 
     def close_output(self, index: int, size_bytes: int | None) -> Reference:
         growing = self._streams.get(index)

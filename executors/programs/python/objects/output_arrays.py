@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy
 
     from ciel.executors.programs.python.channel import Channel
+    from ciel.executors.programs.python.objects.lender import Lender
     from ciel.python.task_session import MakeRegion, OutputRegion
 
 PAGE_BYTES = 4096
@@ -38,6 +39,8 @@ class OutputArrays:
         self._channel = channel
         self._number = number
         self._descriptor = -1
+        self._at: str | None = None  # the address of the worker in whose memory the file is
+        self._lender: Lender | None = None  # of another worker
         self._end_bytes = PAGE_BYTES  # the first page is for the header
         self._arrays: list[tuple[int, int, int, weakref.ref[Any]]] = []  # address, size, offset
         self._region: OutputRegion | None = None
@@ -66,8 +69,17 @@ class OutputArrays:
         self._arrays.append((address, size_bytes, offset, weakref.ref(array)))
         return array
 
-    def region(self, make: MakeRegion) -> OutputRegion:
-        """Return the region of another allocator in the file; `make` makes it once."""
+    def region(self, make: MakeRegion, at: str | None) -> OutputRegion:
+        """Return the region of another allocator in the file; `make` makes it once.
+
+        `at`: the address of the worker in whose memory the file shall be. Raises ValueError if
+        that is impossible.
+        """
+        if self._descriptor < 0:
+            self._at = at
+        elif at not in (None, self._at):
+            where = f"the worker at {self._at}" if self._at else "the worker that runs the task"
+            raise ValueError(f"the output of this task is in the memory of {where} already")
         if self._region is None:
             self._open(None)  # its allocations are not known yet
             self._region = make(os.dup(self._descriptor), self._end_bytes)
@@ -76,9 +88,26 @@ class OutputArrays:
     def _open(self, size_bytes: int | None) -> None:
         """Open the file, unless it is open, with a hint about its size, if that is known."""
         if self._descriptor < 0:
-            request = {"index": self._number, "size": size_bytes}
-            path = self._channel.call("open_output", request)["filename"]
+            request = {"index": self._number, "size": size_bytes, "at": self._at}
+            reply = self._channel.call("open_output", request)
+            path = reply["filename"]
+            if path is None:
+                path = self._borrow(reply["socket"], reply["id"])
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _borrow(self, socket: str, object_id: str) -> str:
+        """Let another worker of this host allocate the file; return its path."""
+        from ciel.executors.programs.python.objects.lender import Lender
+
+        assert self._at is not None
+        lender = Lender(self._at, socket, object_id)
+        try:
+            path = lender.open()
+        except (ValueError, MemoryError):
+            self._channel.request("rollback_output", {"index": self._number})
+            raise
+        self._lender = lender
+        return path
 
     def _take(self, room_bytes: int) -> int:
         """Return the offset of new pages of the file."""
@@ -104,7 +133,7 @@ class OutputArrays:
         """Write the output if the outcomes contain any of the arrays; return whether they do."""
         if (table := only_table(outcomes)) is not None:
             return self._publish_table(table, took_s)
-        places = [[self._place(buffer) for buffer in o.packed.buffers] for o in outcomes]
+        places = [[self._offset_of(buffer) for buffer in o.packed.buffers] for o in outcomes]
         if not any(place is not None for row in places for place in row):
             self.give_up()
             return False
@@ -120,8 +149,7 @@ class OutputArrays:
                     end_bytes = place + view.nbytes
                 spans[-1].append((place, view.nbytes))
         index = index_of(outcomes, spans, took_s)
-        self._commit(HEADER.pack(MAGIC, end_bytes, len(index)), end_bytes, index)
-        return True
+        return self._commit(HEADER.pack(MAGIC, end_bytes, len(index)), end_bytes, index)
 
     def _publish_table(self, table: Any, took_s: float) -> bool:
         """Write the output if the file has buffers of a table of Arrow; return whether it does."""
@@ -142,8 +170,7 @@ class OutputArrays:
             self._write(absent.content, end_bytes)
             end_bytes += absent.content.nbytes
         descriptor = bytes(description.descriptor)
-        self._commit(arrow_tables.header(end_bytes, len(descriptor)), end_bytes, descriptor)
-        return True
+        return self._commit(arrow_tables.header(end_bytes, len(descriptor)), end_bytes, descriptor)
 
     def _place_of_table(self, context: None, address: int, size_bytes: int) -> int:
         """Do what `_place_at` does, for a caller in C."""
@@ -154,17 +181,24 @@ class OutputArrays:
         """End all allocations; return the offset where the used part of the file ends."""
         return self._end_bytes if self._region is None else self._region.close(is_final=True)
 
-    def _commit(self, header: bytes, end_bytes: int, index: bytes) -> None:
-        """Write what describes the content, and publish the file."""
+    def _commit(self, header: bytes, end_bytes: int, index: bytes) -> bool:
+        """Write what describes the content, and publish the file.
+
+        Return False if it was in the memory of another worker that has ended meanwhile.
+        """
         self._write(memoryview(index), end_bytes)
         self._write(memoryview(header), 0)
         size_bytes = end_bytes + len(index)
         os.ftruncate(self._descriptor, size_bytes)  # it may be longer: files are reused
+        if self._lender is not None and not self._lender.commit():
+            self.give_up()
+            return False
         self._close()
         self._channel.request("close_output", {"index": self._number, "size": size_bytes})
         for *_, known in self._arrays:
             if (array := known()) is not None:
                 array.flags.writeable = False
+        return True
 
     def give_up(self) -> None:
         """Roll the output back; the arrays stay as ordinary memory."""
@@ -172,6 +206,8 @@ class OutputArrays:
             self._region.close(is_final=False)
         if self._descriptor >= 0:
             self._close()
+            if self._lender is not None:
+                self._lender.give_up()
             self._channel.request("rollback_output", {"index": self._number})
 
     @property
@@ -179,7 +215,7 @@ class OutputArrays:
         """Whether an array is still referenced, so that code could change the published object."""
         return any(known() is not None for *_, known in self._arrays)
 
-    def _place(self, buffer: Any) -> int | None:
+    def _offset_of(self, buffer: Any) -> int | None:
         """Return the offset of a buffer in the file; None if it is elsewhere."""
         import numpy
 

@@ -61,9 +61,9 @@ class Outputs:
         """Return an array in the file of the output of this batch, which has only one call."""
         return self._arrays_now().array(shape, dtype)
 
-    def region(self, make: MakeRegion) -> OutputRegion:
+    def region(self, make: MakeRegion, at: str | None) -> OutputRegion:
         """Return the region of another allocator in the same file; `make` makes it once."""
-        return self._arrays_now().region(make)
+        return self._arrays_now().region(make, at)
 
     def _arrays_now(self) -> OutputArrays:
         from ciel.executors.programs.python.objects.output_arrays import OutputArrays

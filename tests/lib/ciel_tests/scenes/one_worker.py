@@ -133,7 +133,7 @@ class OneWorker:
             store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
             scratch=ScratchPool(path / "spool"), kept=KeptAttempts(path / "kept"),
             logs=JobLogs(reactor, path), channels=None, checksums=checksums,
-            boards=boards,
+            boards=boards, cluster_id="test",
         )  # fmt: skip
         lifecycle = Lifecycle(place)
         self.interactive = InteractivePrograms(lifecycle, patience)
