@@ -117,6 +117,7 @@ class Job:
         "counts",
         "created_at_s",
         "ended_at_s",
+        "failures",
         "first",
         "foreign",
         "handed_over",
@@ -170,6 +171,7 @@ class Job:
         self.ran_on: dict[str, int] = {}  # worker: attempts that ended there
         self.history = History()
         self.is_started = False  # a task of it was assigned
+        self.failures = 0  # how often one of its tasks has failed or was cancelled
         self.handed_over = 0  # tasks forgotten because the client has taken over their results
         self.released: dict[ObjectId, None] = {}  # handed over, but not forgotten yet
         self.wanted = WantedObjects()

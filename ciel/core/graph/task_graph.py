@@ -543,6 +543,7 @@ class TaskGraph:
             if task.state in FINISHED:
                 continue
             task.worker = None
+            task.job.failures += 1
             self._set_back(task, CANCELLED if reason == "CANCELLED" else FAILED)
             for object_id in task.outputs:
                 output = self.objects.nodes[object_id]

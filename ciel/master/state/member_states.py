@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ciel.core.events import StateChanged, StateSet
 from ciel.core.ids import TaskId
-from ciel.core.jobs import JobState
+from ciel.core.jobs import Job, JobState
 from ciel.core.states import FAILED, GROUPS_MAX, MEMBERS_MAX, Group
 from ciel.core.tasks import TaskState
 from ciel.master.state.context import Context
@@ -30,10 +30,14 @@ class _Member:
 
 
 class _Group:
-    __slots__ = ("followers", "members", "size")
+    """A group. `checked`: what `_progress` was at the last check of its members."""
 
-    def __init__(self, size: int) -> None:
+    __slots__ = ("checked", "followers", "job", "members", "size")
+
+    def __init__(self, size: int, job: Job | None) -> None:
         self.size = size
+        self.job = job
+        self.checked: tuple[object, ...] | None = None
         self.members: dict[int, _Member] = {}
         self.followers: dict[str, dict[str, None]] = {}  # ids of workers, by host
 
@@ -64,8 +68,13 @@ class MemberStates:
             if not counts or sum(one.job == known.job for one in self._groups) >= GROUPS_MAX:
                 self._refuse(worker, message)
                 return
-            group = self._groups[known] = _Group(message.size)
-        member = group.members.setdefault(message.member, _Member(message.task))
+            task = self._context.graph.tasks.get(message.task)
+            job = None if task is None else task.job
+            group = self._groups[known] = _Group(message.size, job)
+        member = group.members.get(message.member)
+        if member is None:
+            member = group.members[message.member] = _Member(message.task)
+            group.checked = None
         if group.size != message.size or member.task != message.task:
             self._refuse(worker, message)
             return
@@ -94,6 +103,10 @@ class MemberStates:
         """Forget groups of ended jobs; tell hosts which members have failed."""
         graph = self._context.graph
         for known, group in list(self._groups.items()):
+            progress = None if group.job is None else _progress(group.job)
+            if progress is not None and progress == group.checked:
+                continue  # a group may have a thousand members, and this is called in each tick
+            group.checked = progress
             is_over = True
             for number, member in group.members.items():
                 task = graph.tasks.get(member.task)
@@ -125,3 +138,8 @@ class MemberStates:
     def _refuse(self, worker: WorkerNode, message: StateSet) -> None:
         news = StateChanged(message.job, message.group, message.member, FAILED)
         self._context.send(worker.facts.id, news)
+
+
+def _progress(job: Job) -> tuple[object, ...]:
+    """Return what changes when a task of a job fails or is forgotten, or the job ends."""
+    return job.state, job.failures, job.handed_over
