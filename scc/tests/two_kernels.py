@@ -4,31 +4,27 @@ Each machine runs a kernel of its own, as the cores of the SCC did. Both have a 
 memory is the same file of the host (`ivshmem-plain`). They share nothing else: no files, no
 processes, no clock. The tools, and `two_kernels.c`, run in both.
 
-Needs Debian's packages qemu-system-x86 and busybox-static. The kernel comes from KERNEL, from
-/boot, or from Debian's package of the kernel for clouds, which is downloaded.
+`ciel.testing.virtual_machines` says what this needs.
 """
 
 from __future__ import annotations
 
-import gzip
 import os
 import random
-import re
-import select
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import pyarrow
 
 from ciel.python import arrow_tables
+from ciel.testing.virtual_machines import Guest, GuestError, archive, kernel
 
 ROOT: Final = Path(__file__).parents[2]
 TOOLS: Final = ("shminit", "shmld", "shmlist", "shmst", "shmrm", "shmdf", "shmfsck")
@@ -39,109 +35,12 @@ LIBRARY: Final = (
 SHARED: Final = ("device", "files", "options", "printing", "loading", "io_token", "io_device")
 FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-static")
 MEMORY_MIB: Final = 64
-BOOT_S: Final = 120.0
-COMMAND_S: Final = 60.0
 KILLS: Final = int(os.environ.get("KILLS", "5"))
-INIT: Final = """#!/bin/busybox sh
-/bin/busybox mkdir -p /proc /sys /dev /tmp
-/bin/busybox mount -t proc proc /proc
-/bin/busybox mount -t sysfs sys /sys
-/bin/busybox mount -t devtmpfs dev /dev
-/bin/busybox --install -s /bin
-export PATH=/bin
+SETUP: Final = """
 for device in /sys/bus/pci/devices/*; do
     [ "$(cat $device/vendor)" = 0x1af4 ] && export SHMFS_NAME=$device/resource2
 done
-stty -echo -onlcr </dev/ttyS0
-echo '=== 0' >/dev/ttyS0
-while read -r line; do eval "$line"; done </dev/ttyS0 >/dev/ttyS0 2>&1
 """
-
-
-class GuestError(Exception):
-    """A machine does not answer, or a command has failed in it."""
-
-
-class Guest:
-    """A virtual machine, whose shell reads commands from its serial line."""
-
-    def __init__(self, place: Path, memory: Path) -> None:
-        device = f"memory-backend-file,id=m,size={MEMORY_MIB}M,share=on,mem-path={memory}"
-        self._process = subprocess.Popen(
-            ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-m", "256", "-net", "none",
-             "-no-reboot", "-display", "none", "-monitor", "none", "-serial", "stdio",
-             "-kernel", place / "kernel", "-initrd", place / "initrd",
-             "-append", "console=ttyS0 quiet panic=-1",
-             "-object", device, "-device", "ivshmem-plain,memdev=m"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self._pending = ""
-        while not self.line(BOOT_S).endswith("=== 0"):
-            pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
-        self.kill()
-
-    def begin(self, command: str) -> None:
-        """Start a command in the foreground."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}; echo '=== '$?\n".encode())
-        self._process.stdin.flush()
-
-    def line(self, timeout_s: float = COMMAND_S) -> str:
-        """Return the next line that the machine prints."""
-        until_s = time.monotonic() + timeout_s
-        assert self._process.stdout is not None
-        while "\n" not in self._pending:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
-                raise GuestError(f"a machine was silent for {timeout_s:g} s: {self._pending!r}")
-            piece = os.read(self._process.stdout.fileno(), 65536)
-            if not piece:
-                raise GuestError(f"a machine has ended: {self._pending!r}")
-            self._pending += piece.decode(errors="replace")
-        line, _, self._pending = self._pending.partition("\n")
-        return line.rstrip("\r")
-
-    def run(self, command: str, timeout_s: float = COMMAND_S) -> str:
-        """Run a command that must succeed; return what it prints."""
-        self.begin(command)
-        printed = []
-        while not (line := self.line(timeout_s)).startswith("=== "):
-            printed.append(line)
-        text = "\n".join(printed)
-        if line != "=== 0":
-            raise GuestError(f"{command} ended with status {line[4:]}: {text}")
-        return text
-
-    def kill(self) -> None:
-        """End the machine at once, as a power cut does."""
-        self._process.kill()
-        self._process.communicate()
-
-
-# --- the machines' files --------------------------------------------------------------------------
-
-
-def entry(name: str, mode: int, content: bytes = b"") -> bytes:
-    """Return an entry of an archive in the format `newc` of cpio."""
-    path = name.encode() + b"\0"
-    fields = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(path), 0)
-    head = b"070701" + b"".join(b"%08X" % field for field in fields) + path
-    head += bytes(-len(head) % 4)
-    return head + content + bytes(-len(content) % 4)
-
-
-def archive(files: Mapping[str, bytes]) -> bytes:
-    """Return an initial file system with these programs and files."""
-    found = b"".join(entry(name, 0o40755) for name in ("bin", "dev", "proc", "sys"))
-    found += b"".join(entry(name, 0o100755, content) for name, content in files.items())
-    return gzip.compress(found + entry("TRAILER!!!", 0), 1)
 
 
 def build(place: Path, *flags: str) -> dict[str, bytes]:
@@ -165,25 +64,6 @@ def build(place: Path, *flags: str) -> dict[str, bytes]:
         )
         found[f"bin/{name}"] = program.read_bytes()
     return found
-
-
-def kernel(place: Path) -> Path:
-    """Return the kernel that the machines boot."""
-    if given := os.environ.get("KERNEL"):
-        return Path(given)
-    if installed := sorted(Path("/boot").glob("vmlinuz-*")):
-        return installed[-1]
-    names = subprocess.run(
-        ["apt-cache", "depends", "linux-image-cloud-amd64"], capture_output=True, text=True,
-        check=True,
-    ).stdout  # fmt: skip
-    found = re.search(r"Depends: (linux-image-\S+)", names)
-    if found is None:
-        raise GuestError("there is no kernel: set KERNEL, or run apt-get update")
-    subprocess.run(["apt-get", "download", "-qq", found[1]], cwd=place, check=True)
-    (package,) = place.glob("linux-image-*.deb")
-    subprocess.run(["dpkg", "-x", package, place / "package"], check=True)
-    return next((place / "package/boot").glob("vmlinuz-*"))
 
 
 def a_table(rows: int) -> bytes:
@@ -228,7 +108,7 @@ def work_together(one: Guest, other: Guest) -> None:
 def survive(place: Path, memory: Path, other: Guest, chance: random.Random, seed: int) -> None:
     """Kill a machine at a random moment; let the other machine recover the image."""
     committed: list[str] = []
-    with Guest(place, memory) as one:
+    with machine(place, memory) as one:
         one.begin(f"two_kernels churn {seed}")
         other.begin("two_kernels churn 500 & sleep 4; kill $!; wait $!; true")
         until_s = time.monotonic() + chance.uniform(0.5, 3.0)
@@ -254,6 +134,12 @@ def expect(found: object, expected: object) -> None:
         raise GuestError(f"expected {expected!r}, but found {found!r}")
 
 
+def machine(place: Path, memory: Path) -> Guest:
+    """Boot a machine that has the memory."""
+    device = f"memory-backend-file,id=m,size={MEMORY_MIB}M,share=on,mem-path={memory}"
+    return Guest(place, 256, ("-object", device, "-device", "ivshmem-plain,memdev=m"))
+
+
 @contextmanager
 def shared_memory() -> Iterator[Path]:
     """Yield a file in memory for the device of both machines."""
@@ -268,15 +154,11 @@ def shared_memory() -> Iterator[Path]:
 
 def check(place: Path, *flags: str) -> None:
     """Run all scenes with one build of the program."""
-    busybox = shutil.which("busybox")
-    if busybox is None or shutil.which("qemu-system-x86_64") is None:
-        raise GuestError("install qemu-system-x86 and busybox-static")
-    files = {"init": INIT.encode(), "bin/busybox": Path(busybox).read_bytes(),
-             "table": a_table(ROWS)}  # fmt: skip
-    (place / "initrd").write_bytes(archive(files | build(place, *flags)))
+    files = {"setup": SETUP.encode(), "table": a_table(ROWS), **build(place, *flags)}
+    (place / "initrd").write_bytes(archive(files))
     chance = random.Random(os.environ.get("SEED"))
-    with shared_memory() as memory, Guest(place, memory) as other:
-        with Guest(place, memory) as one:
+    with shared_memory() as memory, machine(place, memory) as other:
+        with machine(place, memory) as one:
             print("one machine commits, the other one reads in place")
             share_files(one, other)
             print("both change the image")
@@ -291,7 +173,7 @@ def main() -> int:
     """Run the check with two builds: coherent memory, and memory whose caches are flushed."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        shutil.copy(kernel(place), place / "kernel")
+        shutil.copy(kernel(place).image, place / "kernel")
         try:
             for flags in ((), ("-DPORT_FLUSHING",)):
                 print(" ".join(flags) or "coherent")
