@@ -19,7 +19,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-all test-near map sim sim-mutants test-under-load check check-deep check-stores check-two-kernels bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -76,6 +76,10 @@ SEEDS ?= 1000
 SCENARIO ?= crashes
 sim: dev
 	@$(RUN)/python -m ciel.testing.simulator --scenario $(SCENARIO) --seeds $(if $(findstring -,$(SEEDS)),,1-)$(SEEDS)
+
+# Seeds of simulated memory servers, and of their owner: `make sim-volumes SEEDS=20000`.
+sim-volumes: dev
+	@PYTHONPATH=tests/lib $(RUN)/python -m ciel_tests.memory $(if $(findstring -,$(SEEDS)),,1-)$(SEEDS)
 
 # Plants each mutant of tests/sim/mutants.toml: the simulator has to find it within 2,000 seeds.
 sim-mutants: dev

@@ -19,10 +19,15 @@ def main(number: int, seeds: int) -> int:
     sys.meta_path.insert(0, Planter(mutant["file"], mutant["text"], mutant["fault"]))
     from ciel.testing.simulator.options import CRASHES
     from ciel.testing.simulator.simulation import simulate
+    from ciel_tests import memory
 
+    scenario = mutant.get("scenario", CRASHES)
     for seed in range(1, seeds + 1):
         try:
-            simulate(seed, mutant.get("scenario", CRASHES))
+            if scenario == memory.SCENARIO:
+                memory.simulate(seed)
+            else:
+                simulate(seed, scenario)
         except Exception as error:  # a mutant may break anything
             print(f"seed {seed}: {str(error).splitlines()[-2:][0]}"[:160])
             return 1
