@@ -398,6 +398,7 @@ class World:
         self.is_calm = False
         self._events: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._channels: dict[Any, float] = {}  # the time of the last message, by direction
+        self._queues: dict[Any, deque[Callable[[], None]]] = {}  # by direction
         self._tick_s: float | None = None
         self._clients = clients
         for _ in range(servers):
@@ -406,22 +407,22 @@ class World:
     # --- time and messages ------------------------------------------------------------------------
 
     def after(self, delay_s: float, call: Callable[..., object], *arguments: Any) -> None:
-        heapq.heappush(self._events, (self.now_s + delay_s, next(self.numbers), call, arguments))
+        self._at(self.now_s + delay_s, call, *arguments)
+
+    def _at(self, at_s: float, call: Callable[..., object], *arguments: object) -> None:
+        heapq.heappush(self._events, (at_s, next(self.numbers), call, arguments))
 
     def _in_order(self, channel: Any, call: Callable[..., object], *arguments: Any) -> None:
         """Deliver a message after earlier ones of its channel."""
         at_s = max(self.now_s + self.chance.expovariate(500.0), self._channels.get(channel, 0.0))
         self._channels[channel] = at_s
-        self.after(at_s - self.now_s, call, *arguments)
+        self._at(at_s, call, *arguments)  # not after a difference, which may be rounded down
 
     def to_owner(self, server: Server, what: str, *arguments: Any) -> None:
         session = server.session
 
         def arrives() -> None:
             if server.is_dead or server.session != session or self.is_down:
-                return
-            if server.is_cut():
-                self._resend((server.name, "owner"), server, arrives)
                 return
             if what != "join" and not self._knows(server):
                 self._to_joined(server, "ordered", Expel(server.name))
@@ -443,7 +444,7 @@ class World:
                     volumes.peer_lost(server.name, arguments[0], self.now_s)
             self.acts()
 
-        self._in_order((server.name, "owner"), arrives)
+        self._send((server.name, "owner"), server, arrives)
 
     def _knows(self, server: Server) -> bool:
         known = self.volumes.servers.get(server.name)
@@ -455,18 +456,20 @@ class World:
         def arrives() -> None:
             if server.is_dead or not server.is_joined or server.session != session:
                 return
-            if server.is_cut():
-                self._resend(("owner", server.name), server, arrives)
-            else:
-                self._when_awake(server, getattr(server, method), *arguments)
+            self._when_awake(server, getattr(server, method), *arguments)
 
-        self._in_order(("owner", server.name), arrives)
+        self._send(("owner", server.name), server, arrives)
 
-    def _resend(self, channel: Any, server: Server, arrives: Callable[[], None]) -> None:
-        """Deliver a message when the network of a server is back."""
-        at_s = max(self._channels[channel], server.cut_until_s + 0.001)
-        self._channels[channel] = at_s
-        self.after(at_s - self.now_s, arrives)
+    def _send(self, channel: Any, server: Server, arrives: Callable[[], None]) -> None:
+        """Deliver a message after earlier ones, when the network of a server is there."""
+        self._queues.setdefault(channel, deque()).append(arrives)
+        self._in_order(channel, self._deliver, channel, server)
+
+    def _deliver(self, channel: Any, server: Server) -> None:
+        if server.is_cut() and not server.is_dead:
+            self._at(server.cut_until_s + 0.001, self._deliver, channel, server)
+        else:
+            self._queues[channel].popleft()()
 
     def _when_awake(self, server: Server, call: Callable[..., object], *arguments: Any) -> None:
         if server.is_dead:
