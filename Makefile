@@ -19,7 +19,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -129,6 +129,11 @@ check-stores: dev
 # Two virtual machines share an image of shmfs; some minutes. Needs Debian's qemu-system-x86 and busybox-static.
 check-two-kernels: dev
 	@$(RUN)/python scc/tests/two_kernels.py
+
+# A virtual machine swaps to the memory of two servers, and to a modelled disk; half an hour. Needs Debian's packages
+# nbdkit, nbdkit-plugin-dev, qemu-system-x86 and busybox-static.
+check-swap: dev
+	@$(RUN)/python tests/memory/check_swap.py
 
 # Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev
