@@ -65,7 +65,7 @@ def page_part(results: Mapping[str, Result], rows: Mapping[str, Row]) -> str:
     open_rows = [row for row in rows.values() if row.name not in {each.row for each in done}]
     parts = [START, "\n## Measured\n\n"]
     if done:
-        parts.append(f"{len(done)} rows were measured; {missed} of them miss a target.\n\n")
+        parts.append(f"Rows measured: {len(done)}; rows that miss a target: {missed}.\n\n")
         lines = [[*cells(rows[each.row], each), _command(each.row)] for each in done]
         parts.append(markdown(lines, (*HEAD, "command")))
         remarks = [f"- {each.row}: {_cell(note)}\n" for each in done for note in each.notes]

@@ -91,7 +91,7 @@ def test_the_page_lists_rows_that_were_not_measured() -> None:
     assert page.startswith("Words.\n\n")
     assert "old" not in page
     measured, _, rest = page.partition("## Not measured")
-    assert "1 rows were measured; 1 of them miss a target." in measured
+    assert "Rows measured: 1; rows that miss a target: 1." in measured
     assert "`python -m benchmarks.chaos M1`" in measured
     assert "| W1 | a worker is killed | it is restarted | ≤ 1.2 x | no run yet |" in rest
     assert "| M1 " not in rest
@@ -122,7 +122,7 @@ def test_results_are_recorded_and_replaced(tmp_path: Path, monkeypatch: pytest.M
     table.record([result("W1", GOOD)], TWO)
     table.record([result("M1", GOOD)], TWO)
     assert table.recorded() == {"W1": result("W1", GOOD), "M1": result("M1", GOOD)}
-    assert "2 rows were measured; 0 of them miss a target." in (tmp_path / "page.md").read_text()
+    assert "Rows measured: 2; rows that miss a target: 0." in (tmp_path / "page.md").read_text()
     assert [*json.loads((tmp_path / "results.json").read_text())] == ["W1", "M1"]
 
 
