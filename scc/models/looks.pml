@@ -2,6 +2,10 @@
 /* fails: -DNO_STORE_FENCE: log.c mark port_fence */
 /* fails: -DNO_ACQUIRE: directory.c directory_look_once port_look32 */
 /* fails: -DNO_LOAD_FENCE: directory.c directory_look_once port_fence */
+/* fails: -DNO_ACQUIRE: shmfs.c list_read_only port_look32 */
+/* fails: -DNO_LOAD_FENCE: shmfs.c list_read_only port_fence */
+/* fails: -DNO_LOAD_FENCE: shmfs.c stat_read_only port_fence */
+/* fails: -DNO_LOAD_FENCE: inode.c read_only_inode port_fence */
 /* Lookups of names without locks, on coherent memory with a weak order: a group's `sequence`.
  *
  * The writer has the lock. It makes the number odd, changes names (here two words), and makes the
@@ -9,6 +13,9 @@
  * before and after (directory.c). Stores arrive, and loads are done, in any order that fences,
  * releases and acquires allow; stores to one word arrive in their order. The model shows: accepted
  * words belong to the number. Without any one of the four orderings (`fails` lines) they may not.
+ *
+ * Clients that only read use the same orderings: `list_read_only` with the sequence of a group, and
+ * `stat_read_only` and `read_only_inode` with the generation of an inode, which they know already.
  */
 #ifndef ROUNDS
 #define ROUNDS 3

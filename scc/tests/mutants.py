@@ -6,10 +6,10 @@
 A mutant omits a flush, an invalidation or a fence, or turns a publish into a store or a look into a
 load. With --tests, pytest takes the sources from a copy of `scc/` (CIEL_SCC_SOURCES); tests that do
 not compile them with `ciel.testing.c_programs` see no mutants. With --run, programs of `scc/tests`
-run with these arguments, in the strict build, until one fails; one file is compiled per mutant. For
-a call that the strict build omits, a model may name it in a `fails:` line; .ci/check-deep runs the
-models. Prints a Markdown table of mutants and the tests that catch them; fails if one is not
-caught.
+run with these arguments, in the strict build, until one fails; one file is compiled per mutant. A
+call that the strict build omits, or never reaches since it has no clients that only read, may be
+named by a model in a `fails:` line; .ci/check-deep runs the models. Prints a Markdown table of
+mutants and the tests that catch them; fails if one is not caught.
 """
 
 from __future__ import annotations
@@ -188,9 +188,10 @@ class Runs:
         with tempfile.TemporaryDirectory(dir=self.place) as name:
             place = Path(name)
             same = self.compile(with_nothing((SCC / mutant.source).read_text()), place / "same.o")
+            model = modelled().get((mutant.source.name, mutant.function, mutant.before))
             if self.compile(mutant.text, place / "changed.o") == same:
-                return modelled().get((mutant.source.name, mutant.function, mutant.before))
-            return self.failure(mutant.source, place / "changed.o", place)
+                return model
+            return self.failure(mutant.source, place / "changed.o", place) or model
 
 
 def try_runs(options: argparse.Namespace) -> int:
