@@ -98,7 +98,7 @@ class Guest:
         return line.rstrip("\r")
 
     def run(self, command: str, timeout_s: float = COMMAND_S) -> str:
-        """Run a command that must succeed; return what it prints."""
+        """Run a command that must succeed; return its output."""
         self.begin(command)
         printed = []
         while not (line := self.line(timeout_s)).startswith("=== "):

@@ -73,7 +73,7 @@ class Servers:
         wait_for(lambda: len(self._listed()["servers"]) == 2, "two memory servers")
 
     def ciel(self, *words: str) -> str:
-        """Run a command; return what it prints."""
+        """Run a command; return its output."""
         command = [str(BIN / "ciel"), *words]
         done = subprocess.run(command, env=self._home.environ, check=True, capture_output=True)
         return done.stdout.decode()
@@ -141,7 +141,7 @@ def build(place: Path, found: Kernel) -> None:
 
 
 def machine(place: Path, socket: str) -> Guest:
-    """Boot a machine that swaps to what is served at a socket."""
+    """Boot a machine that swaps to the disk behind a socket."""
     disk = f"driver=nbd,node-name=disk,server.type=unix,server.path={socket}"
     guest = Guest(place, MEMORY_MIB, ("-blockdev", disk, "-device", "virtio-blk-pci,drive=disk"))
     try:

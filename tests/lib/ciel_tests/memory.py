@@ -671,8 +671,9 @@ class World:
     def has_last_copy(self, server: Server) -> bool:
         """Whether pages may be lost with a server.
 
-        When a primary has gone, the owner takes one of its backups for the only one with all pages,
-        and the others get them again. So two servers must not fail at the same time.
+        When a primary has gone, the owner takes one of its backups for the only server with all
+        pages, and gives the pages to the other backups again. So the simulation lets no two servers
+        with the same pages fail at the same time.
         """
         for volume in self.volumes.volumes.values():
             for extent in volume.extents:
