@@ -1,7 +1,8 @@
 """Finds and imports plugins by their entry points. No other module imports modules by name.
 
 Plugins are entry points in the groups `ciel.stores`, `ciel.executors`, `ciel.channels`,
-`ciel.neighbours` and `ciel.routes`. A third-party package declares them in its own metadata.
+`ciel.neighbours`, `ciel.places` and `ciel.routes`. A third-party package declares them in its own
+metadata.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
-GROUPS = ("ciel.stores", "ciel.executors", "ciel.channels", "ciel.neighbours", "ciel.routes")
+GROUPS = (
+    "ciel.stores", "ciel.executors", "ciel.channels", "ciel.neighbours",
+    "ciel.places", "ciel.routes",
+)  # fmt: skip
 
 
 class PluginError(Exception):

@@ -132,7 +132,8 @@ class Conversation:
             self._say("open_ref", {"strdata": ref.encoded})
         elif ref is not None:
             reply = self._deferred_reply("open_ref")
-            self._attempt.open_whole(ref, lambda path: reply({"filename": path}))
+            in_file = args.get("in_file") is True
+            self._attempt.open_whole(ref, lambda path: reply({"filename": path}), in_file=in_file)
         elif self.over is None:
             self._say("open_ref", {"error": "EWOULDBLOCK"})
 

@@ -18,6 +18,9 @@ It extends the conversation of all interactive programs by these calls:
   there as the object `id` before `close_output`. `filename` is null.
 - `join_states` joins a group of `size` tasks under a `number`; the reply has the path of its board.
   `set_state` says that this member has changed its state there.
+- With `in_file`, `open_output` and `open_ref` give the path of a file. Without it, the store may
+  give a place in its memory (`ObjectReader.place`), here and in `input` and `create`. The program
+  writes and commits the output there, or falls back on a file.
 - `lose` reports that an input is missing at the path that the worker gave. The attempt ends, as
   if the worker could not fetch this input.
 - The reply to `made` contains references to the `items`; the reply to `look` contains the most
@@ -109,7 +112,8 @@ class PythonConversation(Conversation):
             socket = socket_of_worker(cluster_id, netloc)
             self._say("open_output", {"filename": None, "id": object_id, "socket": socket})
             return
-        path = attempt.open_output(index, args.get("may_stream") is True, _size(args))
+        streams, in_file = args.get("may_stream") is True, args.get("in_file") is True
+        path = attempt.open_output(index, streams, _size(args), in_file=in_file)
         self._say("open_output", {"filename": path})
 
     def _join_states(self, args: dict[str, Any]) -> None:

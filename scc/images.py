@@ -11,6 +11,7 @@ from ciel.storage.errors import StoreSystemError, translated
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -33,17 +34,21 @@ def reserve_whole(fd: int, size_bytes: int) -> None:
         raise translated(error, "reserve an image", size_bytes, fd) from error
 
 
-def map_runs(fd: int, runs: list[tuple[int, int]], *, writable: bool = False) -> int:
+def map_runs(
+    fd: int, runs: list[tuple[int, int]], *, writable: bool = False, private: bool = False
+) -> int:
     """Map parts of a file, given by offset and length, contiguously. All lengths except the last
-    must be whole pages. Read-only by default. Returns the address, for `unmap`.
+    must be whole pages. Read-only by default; `private`: writes change only this process's copy.
+    Returns the address, for `unmap`.
     """
-    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable or private else 0)
+    sharing = mmap.MAP_PRIVATE | _MAP_NORESERVE if private else mmap.MAP_SHARED
     size_bytes = sum(length for _, length in runs)
     start = _map(None, size_bytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     place = start
     try:
         for offset, length in runs:
-            _map(place, length, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+            _map(place, length, protection, sharing | _MAP_FIXED, fd, offset)
             place += length
     except StoreSystemError:
         unmap(start, size_bytes)

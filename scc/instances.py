@@ -35,7 +35,7 @@ _HANDLE_BYTES, _ENTRY_BYTES = 8, 384  # as in `FORMAT.md`
 _ENTRIES_MAX = 2**26
 _ENTRIES_SHARE = 16  # of the capacity, at most, unless the capacity is very small
 _ENTRIES_MIN_BYTES = 4 * 2**20
-_LOCK_TIMEOUT_MS = 10_000
+LOCK_TIMEOUT_MS = 10_000
 """Locks are held for microseconds, unless their owner is stopped."""
 
 
@@ -103,7 +103,7 @@ def open_instance(name: str, layout: Layout) -> tuple[int, Image]:
     try:
         image = Image.open(
             Path(ROOT, name, "control"), Path(ROOT, name, "data"), geometry,
-            build=layout.build, lock_timeout_ms=_LOCK_TIMEOUT_MS,
+            build=layout.build, lock_timeout_ms=LOCK_TIMEOUT_MS,
         )  # fmt: skip
         if image.geometry != geometry:
             image.close()

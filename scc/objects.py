@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 import weakref
+from functools import partial
 from typing import Protocol
 
 import xxhash
@@ -43,6 +44,8 @@ _NO_HANDLES = (
     "capacity or for fewer cores"
 )
 _ERRNOS = {"BUSY": errno.EBUSY, "NO_CLIENTS": errno.EUSERS}
+IN_PLACE_MIN_BYTES = 2**20
+"""Programs map larger objects in the image; to copy a smaller one takes less time."""
 _FIFO_MIN_BYTES = 2**16  # copying a smaller object takes less time than waking a thread
 
 
@@ -70,6 +73,11 @@ def checksum_of(info: Info) -> str | None:
     return f"{info.tag:016x}" if info.tag else None
 
 
+def digest_of(file: File) -> str:
+    """Compute the checksum of a committed file."""
+    return str(xxhash.xxh3_64(file.view()).hexdigest())
+
+
 class OwningStore(Protocol):
     """The part of the store (`store.SccStore`) that readers and writers use."""
 
@@ -88,6 +96,12 @@ class OwningStore(Protocol):
     def charge(self, more_bytes: int) -> None: ...
     def done_writing(self, writer: SccWriter, charged_bytes: int) -> None: ...
     def publish(self, file: File, info: ObjectInfo) -> ObjectInfo: ...
+    def new_draft(self, object_id: str, size_bytes: int) -> str: ...
+    def draft_info(self, name: str) -> Info | None: ...
+    def open_draft(self, name: str) -> File: ...
+    def drop_draft(self, name: str) -> None: ...
+    def place(self, name: str) -> str: ...
+    def publish_draft(self, name: str, info: Info, found: ObjectInfo) -> None: ...
 
 
 class SccReader(ObjectReader):
@@ -101,6 +115,7 @@ class SccReader(ObjectReader):
         self.size_bytes = info.size_bytes
         self._copies = store.copies
         self._source = f"{store.scheme}{store.file_name(object_id)}"
+        self._place = partial(store.place, store.file_name(object_id))
         self._key = (info.inode, info.generation)
         self._file = file
         self._copy_fd = -1
@@ -114,6 +129,14 @@ class SccReader(ObjectReader):
     def path(self) -> str:
         self.fileno()
         return self._copy_path
+
+    @property
+    def place(self) -> str | None:
+        return self._place() if self.size_bytes >= IN_PLACE_MIN_BYTES else None
+
+    @property
+    def mapped_path(self) -> str:
+        return self.place or self.path
 
     @property
     def piped_path(self) -> str:
@@ -163,7 +186,8 @@ class SccReader(ObjectReader):
 
 class SccWriter(ObjectWriter):
     """Writes an object directly into the image or, once the caller requests a path or a descriptor,
-    into an `UncommittedFile`, for which the image only reserves space.
+    into an `UncommittedFile`, for which the image only reserves space. A program that maps its
+    output writes and commits a file in the image, the draft.
     """
 
     def __init__(self, store: OwningStore, object_id: str, hint_bytes: int) -> None:
@@ -173,6 +197,7 @@ class SccWriter(ObjectWriter):
         self._is_open = True
         self._file: File | None = None
         self._uncommitted: UncommittedFile | None = None
+        self._draft = ""
         self._written_bytes = 0
         self._charged_bytes = 0
         self._digest = xxhash.xxh3_64()
@@ -188,6 +213,17 @@ class SccWriter(ObjectWriter):
         self._shared = True
         return uncommitted.path
 
+    @property
+    def mapped_path(self) -> str:
+        self._require_open()
+        if 0 < self._hint_bytes < IN_PLACE_MIN_BYTES or self._written_bytes or self._uncommitted:
+            return self.path
+        if not self._draft:
+            self._let_go_of_file()
+            self._draft = self._store.new_draft(self.object_id, self._hint_bytes)
+            self._charge_for(self._store.draft_info(self._draft))
+        return self._store.place(self._draft)
+
     def fileno(self, *, to_write: bool = True) -> int:
         uncommitted = self._write_uncommitted()
         self._shared = self._shared or to_write
@@ -197,6 +233,9 @@ class SccWriter(ObjectWriter):
     @property
     def size_bytes(self) -> int:
         self._require_open()
+        if self._draft:
+            info = self._store.draft_info(self._draft)
+            return info.size_bytes if info is not None else 0
         if self._uncommitted is None or not self._shared:
             return self._written_bytes
         return os.fstat(self._uncommitted.current_fd()).st_size
@@ -226,6 +265,9 @@ class SccWriter(ObjectWriter):
 
     def account(self) -> None:
         self._require_open()
+        if self._draft:
+            self._charge_for(self._store.draft_info(self._draft))
+            return
         size_bytes = None
         if self._uncommitted is not None:
             self._uncommitted.note_if_full()
@@ -244,6 +286,9 @@ class SccWriter(ObjectWriter):
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         self._require_open()
+        if self._draft:
+            with self._committed_draft() as file:
+                return bytes(file.view()[offset_bytes : offset_bytes + length_bytes])
         if self._uncommitted is not None:
             fd = self._uncommitted.current_fd() if self._shared else self._uncommitted.fileno()
             return os.pread(fd, length_bytes, offset_bytes)
@@ -270,6 +315,8 @@ class SccWriter(ObjectWriter):
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         self._require_open()
+        if self._draft:
+            return self._publish_draft(checksum)
         if self._uncommitted is not None:
             size_bytes, found = self._copy_in(self._uncommitted)
         elif self._viewed_bytes:
@@ -302,6 +349,8 @@ class SccWriter(ObjectWriter):
         if self._file is not None:
             self._file.close()
         if is_ours:
+            if self._draft:
+                self._store.drop_draft(self._draft)
             self._store.done_writing(self, self._charged_bytes)
 
     def __del__(self) -> None:
@@ -335,9 +384,43 @@ class SccWriter(ObjectWriter):
     def _charge(self) -> None:
         """Update the store's count of bytes that the file occupies."""
         assert self._file is not None
-        charged_bytes = self._file.info().block_count * self._store.block_bytes
+        self._charge_for(self._file.info())
+
+    def _charge_for(self, info: Info | None) -> None:
+        charged_bytes = info.block_count * self._store.block_bytes if info is not None else 0
         self._store.charge(charged_bytes - self._charged_bytes)
         self._charged_bytes = charged_bytes
+
+    def _let_go_of_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._charge_for(None)
+
+    def _committed_draft(self) -> File:
+        """Open the draft, which the program must have committed."""
+        try:
+            return self._store.open_draft(self._draft)
+        except ShmfsError as error:
+            if error.reason not in ("NOT_FOUND", "WRITING"):
+                raise
+            detail = "the program has not completed the file that it was given for this output"
+            raise CorruptObjectError(self.object_id, "output", detail) from error
+
+    def _publish_draft(self, checksum: str | None) -> ObjectInfo:
+        with self._committed_draft() as file:
+            info = file.info()
+            if checksum is not None and (found := digest_of(file)) != checksum:
+                detail = f"computed {found}, expected {checksum}"
+                raise CorruptObjectError(self.object_id, "checksum", detail)
+        kept = ObjectInfo(self.object_id, info.size_bytes, checksum)
+        try:
+            self._store.publish_draft(self._draft, info, kept)
+        except ObjectConflictError:
+            self.abort()
+            raise
+        self.abort()  # only the name of the draft is left
+        return kept
 
     def _space_error(self, error: ShmfsError, wanted_bytes: int) -> StorageError:
         available_bytes = self._store.free_bytes() + self._charged_bytes

@@ -355,6 +355,7 @@ class File:
         self._handle = handle
         self._users = 1  # including views
         self._is_closed = False
+        self.build = image.build
 
     def write(self, chunk: Chunk, offset_bytes: int) -> None:
         """Write at an offset, and grow the file if necessary."""
@@ -400,17 +401,17 @@ class File:
         image._check("stat", image._lib.shmfs_stat_handle(*self._open(), info))
         return _info(info)
 
-    def runs(self, size_bytes: int) -> list[tuple[int, int]]:
-        """Return the runs of blocks that hold the content: offsets and lengths, in order. A writer
-        may ask for reserved space too.
+    def runs(self, size_bytes: int, offset_bytes: int = 0) -> list[tuple[int, int]]:
+        """Return the runs of blocks that hold a part of the content: offsets and lengths, in order.
+        A writer may ask for reserved space too.
         """
-        image, offset_bytes = self._image, 0
+        image, end_bytes = self._image, offset_bytes + size_bytes
         runs: list[tuple[int, int]] = []
         place, run = image._ffi.new("uint64_t *"), image._ffi.new("uint64_t *")
-        while offset_bytes < size_bytes:
+        while offset_bytes < end_bytes:
             result = image._lib.shmfs_place(*self._open(), offset_bytes, place, run)
             image._check("place", result)
-            length_bytes = min(run[0], size_bytes - offset_bytes)
+            length_bytes = min(run[0], end_bytes - offset_bytes)
             if runs and runs[-1][0] + runs[-1][1] == place[0]:
                 runs[-1] = (runs[-1][0], runs[-1][1] + length_bytes)
             else:
@@ -462,6 +463,41 @@ class File:
             self._users += 1
         return memoryview(ffi.buffer(pinned, size_bytes)).toreadonly()
 
+    def mapped(
+        self,
+        size_bytes: int,
+        offset_bytes: int = 0,
+        *,
+        writable: bool = False,
+        private: bool = False,
+    ) -> memoryview:
+        """Map a part of the file, which stays open while the mapping exists.
+
+        `writable`: a writer maps reserved space, to write in place. `private`: a reader may write,
+        which copies the page. Otherwise pages are read-only. Not for the strict build.
+        """
+        image, before = self._image, offset_bytes % mmap.PAGESIZE
+        room_bytes = size_bytes + before
+        runs = self.runs(room_bytes, offset_bytes - before)
+        address = map_runs(image._fds[1], runs, writable=writable, private=private)
+
+        def end(_: Any) -> None:
+            unmap(address, room_bytes)
+            self._release_user()
+
+        ffi = image._ffi
+        pinned = ffi.gc(ffi.cast("char *", address), end)
+        with image._lock:
+            self._users += 1
+        view = memoryview(ffi.buffer(pinned, room_bytes))[before:]
+        return view if writable or private else view.toreadonly()
+
+    def growth(self) -> Growth:
+        """Let code in C extend a writer's file. The file stays open while the result exists."""
+        with self._image._lock:
+            self._users += 1
+        return Growth(self)
+
     def close(self) -> None:
         """Close the file; its views stay valid. A second call does nothing."""
         if not self._is_closed:
@@ -492,6 +528,31 @@ class File:
             self._users -= 1
             if not self._users:
                 self._image._close_handle(self._handle)
+
+
+class Growth:
+    """The addresses by which code in C extends a file and finds its blocks.
+
+    `reserve` and `place` are functions of `shmfs.h`, `fs` and `handle` their first arguments; the
+    code uses a copy of the handle. `fileno` returns a descriptor of the blocks.
+    """
+
+    def __init__(self, file: File) -> None:
+        ffi, lib = file._image._ffi, file._image._lib
+        self._file = file
+        self.reserve, self.place = (
+            int(ffi.cast("uintptr_t", ffi.addressof(lib, f"shmfs_{name}")))
+            for name in ("reserve", "place")
+        )
+        self.fs, self.handle = (int(ffi.cast("uintptr_t", each)) for each in file._open())
+        self.handle_bytes = int(ffi.sizeof("struct shmfs_handle"))
+
+    def fileno(self) -> int:
+        return self._file._image._fds[1]
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle_bytes"):
+            self._file._release_user()
 
 
 class _Memory:

@@ -4,8 +4,9 @@ All workers that name the same instance share one image (`shmfs`). Each worker i
 own object names (`core_registration`). A core finds an object of another core by looking up its
 name, and links it under a second name. So no bytes are copied, and each core keeps and deletes its
 own names.
-Readers that map memory read in place. A program that needs a file gets a sealed copy (`copies`), or
-writes a file that is copied in (`uncommitted`); the store counts copied bytes.
+Readers that map memory read in place, also in other processes (`attachments`), and so do writers. A
+program that needs a file gets a sealed copy (`copies`), or writes a file that is copied in
+(`uncommitted`); the store counts copied bytes.
 
     /dev/shm/ciel-scc-<instance>/     exists while a process holds a lease on it (`leases`)
         control, data                 the image
@@ -20,12 +21,12 @@ import errno
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import xxhash
-
 from ciel.core.ids import check_id
+from ciel.scc.attachments import place_of
 from ciel.scc.builds import BUILDS
 from ciel.scc.copies import Copies
 from ciel.scc.core_registration import CoreRegistration
@@ -45,7 +46,14 @@ from ciel.scc.instances import (
     open_instance,
     remove_instance,
 )
-from ciel.scc.objects import OpenObjects, SccReader, SccWriter, checksum_of, translated
+from ciel.scc.objects import (
+    OpenObjects,
+    SccReader,
+    SccWriter,
+    checksum_of,
+    digest_of,
+    translated,
+)
 from ciel.scc.shapes import Info, ShmfsError
 from ciel.scc.shmfs import File
 from ciel.scc.uncommitted import UncommittedFile
@@ -78,6 +86,8 @@ _OPTIONS = ("cores", "capacity", "block", "shards", "build", "instance", "core",
 # Each retry means that another process deleted or replaced something meanwhile.
 _PUBLISH_TRIES = 8
 _CHECK_LOOKS = 3
+_SWEEPS_S = 1.0  # at most that often
+_DRAFT = "~"  # between the core and a number, in the name of a file that a program writes in place
 _COPIES_SHARE = 8  # of the capacity, for copies without readers
 
 
@@ -126,6 +136,7 @@ class SccStore(ObjectStore):
         self.readers, self._writers = OpenObjects(), OpenObjects()
         self.writes_in_place = layout.build != "strict"
         self._reserved_bytes = 0
+        self._next_sweep_s = 0.0
         self._fifos: Fifos | None = None
         self._lock = threading.RLock()  # collecting a writer may call `charge` within any call
         self._pid = os.getpid()
@@ -190,7 +201,7 @@ class SccStore(ObjectStore):
 
     def verify(self, object_id: str) -> ObjectInfo:
         with self._opened_file(object_id) as file:
-            info, found = file.info(), _digest(file)
+            info, found = file.info(), digest_of(file)
             if (expected := checksum_of(info)) not in (None, found):
                 detail = f"committed as {expected}, now {found}"
                 raise CorruptObjectError(object_id, "checksum", detail)
@@ -237,6 +248,10 @@ class SccStore(ObjectStore):
         )
 
     def levels(self) -> tuple[StoreLevel, ...]:
+        self.require_open()
+        if time.monotonic() >= self._next_sweep_s:
+            self._image.sweep()  # programs may die while they map files
+            self._next_sweep_s = time.monotonic() + _SWEEPS_S
         usage = self.usage()
         return (
             StoreLevel(
@@ -329,6 +344,44 @@ class SccStore(ObjectStore):
         except ShmfsError as error:
             raise translated(error, object_id) from error
 
+    def new_draft(self, object_id: str, size_bytes: int) -> str:
+        """Create a file with space for this program or another one to write; return its name."""
+        name = f"{self._registration.name}{_DRAFT}{secrets.token_hex(8)}"
+        try:
+            self._image.create(name, size_hint_bytes=size_bytes).close()
+        except ShmfsError as error:
+            raise translated(error, object_id, size_bytes, self.free_bytes()) from error
+        return name
+
+    def draft_info(self, name: str) -> Info | None:
+        """Return the status of a draft; None if it does not exist."""
+        return self._image.stat(name)
+
+    def open_draft(self, name: str) -> File:
+        """Open a draft that a program has committed."""
+        return self._image.open_file(name)
+
+    def drop_draft(self, name: str) -> None:
+        """Delete a draft. If a program that has died was writing it, its space is free then."""
+        try:
+            self._image.unlink(name)
+        except ShmfsError as error:
+            if error.reason != "NOT_FOUND":
+                raise
+        self._image.sweep()
+
+    def place(self, name: str) -> str:
+        """Return the place at which other processes open a file of the image."""
+        return place_of(self._image.build, self.instance, name)
+
+    def publish_draft(self, name: str, info: Info, found: ObjectInfo) -> None:
+        """Give a committed draft the name of its object, or keep an equal existing object.
+
+        Raises `ObjectConflictError`.
+        """
+        if not self._link(name, info, found):
+            raise StoreSystemError("commit", errno.ENOENT)
+
     def new_uncommitted(self, object_id: str) -> UncommittedFile:
         """Create a file that a program can write."""
         try:
@@ -377,9 +430,9 @@ class SccStore(ObjectStore):
 
     def _forget(self, incarnation: str) -> None:
         """Remove all names of an incarnation."""
-        prefix = f"{incarnation}:"
+        prefixes = (f"{incarnation}:", f"{incarnation}{_DRAFT}")
         try:
-            for name in [name for name, _ in self._image.names() if name.startswith(prefix)]:
+            for name in [name for name, _ in self._image.names() if name.startswith(prefixes)]:
                 self._image.unlink(name)
         except ShmfsError:
             pass  # a damaged image fails later calls, and its last user removes it
@@ -398,7 +451,7 @@ class SccStore(ObjectStore):
 
     def _compute_checksum(self, file: File) -> str:
         """Return the checksum of a file's content, and store it with the file."""
-        found = _digest(file)
+        found = digest_of(file)
         try:
             file.set_tag(int(found, 16))
         except ShmfsError:
@@ -416,7 +469,7 @@ class SccStore(ObjectStore):
         except ObjectNotFoundError:
             return None
         with file:
-            info, kept = file.info(), _digest(file)
+            info, kept = file.info(), digest_of(file)
         if checksum_of(info) not in (None, kept):
             self._unlink(self.file_name(object_id))
             return None
@@ -443,6 +496,10 @@ class SccStore(ObjectStore):
                 raise CannotAdoptError(object_id, self.scheme + name, f"it is {reason}")
             return found if self._link(name, info, found) else None
 
+    def _checksum_at(self, name: str) -> str:
+        with self._image.open_file(name) as file:
+            return self._compute_checksum(file)
+
     def _link(self, name: str, info: Info, found: ObjectInfo) -> bool:
         own = self.file_name(found.object_id)
         for _ in range(_PUBLISH_TRIES):
@@ -455,8 +512,8 @@ class SccStore(ObjectStore):
                     raise translated(error, found.object_id, found.size_bytes) from error
                 if _is_same(self._image.stat(own), info):
                     return True
-                assert found.checksum is not None
-                if self._kept_instead(found.object_id, found.checksum) is not None:
+                checksum = found.checksum or self._checksum_at(name)
+                if self._kept_instead(found.object_id, checksum) is not None:
                     return True
                 continue
             self._registration.count(1)
@@ -469,10 +526,6 @@ class SccStore(ObjectStore):
 
 def _is_same(one: Info | None, other: Info) -> bool:
     return one is not None and (one.inode, one.generation) == (other.inode, other.generation)
-
-
-def _digest(file: File) -> str:
-    return str(xxhash.xxh3_64(file.view()).hexdigest())
 
 
 def _number(options: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:

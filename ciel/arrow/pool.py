@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow
 
 from ciel.python.arrow_tables import Locator
-from ciel.python.task_session import output_region
+from ciel.python.task_session import Growth, output_region
 
 LIBRARY: Final = Path(__file__).with_name("store-pool.so")
 _VIRTUAL: Final = (
@@ -41,9 +41,14 @@ _VIRTUAL: Final = (
 class Arena:
     """A part of the file of a task's output in which the pool allocates (`OutputRegion`)."""
 
-    def __init__(self, library: Any, descriptor: int, offset: int) -> None:
+    def __init__(self, library: Any, descriptor: int, offset: int, growth: Growth | None) -> None:
         self._library = library
-        self._arena = library.ciel_arena_open(descriptor, offset)
+        self._growth = growth
+        if growth is None:
+            self._arena = library.ciel_arena_open(descriptor, offset, None, 0)
+        else:
+            given = (ctypes.c_void_p * 4)(growth.reserve, growth.place, growth.fs, growth.handle)
+            self._arena = library.ciel_arena_open(descriptor, offset, given, growth.handle_bytes)
         if not self._arena:
             os.close(descriptor)
             raise MemoryError("a limit on addresses leaves no room for buffers in the store")
@@ -75,8 +80,29 @@ class Arena:
 
     def __del__(self) -> None:
         if getattr(self, "_arena", None):
+            if self._growth is not None:
+                _in_images[self._arena] = self._growth
             self._library.ciel_arena_close(self._arena, False)
             self._library.ciel_arena_let_go(self._arena)
+            if self._growth is not None:
+                _collect()
+
+
+_in_images: dict[int, Growth] = {}
+"""The arenas in images that Python needs no longer, by address: their buffers may be in use."""
+
+
+def _collect(_: object = None) -> int:
+    """Let the images free the memory of arenas that are gone."""
+    library = _library()
+    for arena in tuple(_in_images):
+        growth = _in_images.pop(arena, None)  # this function may be called within any step here
+        if growth is not None and not library.ciel_arena_is_gone(arena):
+            _in_images[arena] = growth
+    return 0
+
+
+_collected: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_collect)
 
 
 def memory_pool(at: str | None = None) -> pyarrow.MemoryPool:
@@ -134,8 +160,8 @@ def virtual_functions(header: str) -> tuple[str, ...]:
     return tuple(re.split(r"\s", name)[-1] + " ".join(given.split()) for name, given in declared)
 
 
-def _open(descriptor: int, offset: int) -> Arena:
-    return Arena(_library(), descriptor, offset)
+def _open(descriptor: int, offset: int, growth: Growth | None) -> Arena:
+    return Arena(_library(), descriptor, offset, growth)
 
 
 @cache
@@ -143,7 +169,12 @@ def _library() -> Any:
     library = ctypes.CDLL(str(LIBRARY), use_errno=True)
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "ciel_pool": (ctypes.c_void_p, (ctypes.c_void_p,)),
-        "ciel_arena_open": (ctypes.c_void_p, (ctypes.c_int, ctypes.c_int64)),
+        "ciel_pool_tell": (None, (ctypes.c_void_p, ctypes.c_void_p)),
+        "ciel_arena_open": (
+            ctypes.c_void_p,
+            (ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
+        ),
+        "ciel_arena_is_gone": (ctypes.c_int, (ctypes.c_void_p,)),
         "ciel_arena_skip": (ctypes.c_int64, (ctypes.c_void_p, ctypes.c_int64)),
         "ciel_arena_close": (ctypes.c_int64, (ctypes.c_void_p, ctypes.c_int)),
         "ciel_arena_place": (
@@ -164,6 +195,7 @@ def _pool() -> pyarrow.MemoryPool:
     unbox = _from_pyarrow("maybe_unbox_memory_pool", ctypes.c_void_p, ctypes.py_object)
     box = _from_pyarrow("box_memory_pool", ctypes.py_object, ctypes.c_void_p)
     boxed: pyarrow.MemoryPool = box(_library().ciel_pool(unbox(_other_pool())))
+    _library().ciel_pool_tell(ctypes.pythonapi.Py_AddPendingCall, _collected)
     return boxed
 
 

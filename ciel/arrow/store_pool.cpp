@@ -5,6 +5,10 @@
 // and if the file cannot grow, the pool passes calls on to another pool of Arrow. A buffer may be
 // freed at any time: a closed arena is unmapped when its last buffer is gone.
 //
+// The file may be one of an image of shmfs, whose blocks need not be adjacent. Then the arena extends
+// it and finds its blocks by functions of `scc/include/shmfs.h`. The image must keep the blocks until
+// the arena is unmapped, so Python is told of that.
+//
 // Nothing here is linked with Arrow. The classes below have the layout of arrow::Status, std::string
 // and arrow::MemoryPool; `pool.py` compares the declaration of the last one with the header of the
 // pyarrow that is installed.
@@ -71,6 +75,15 @@ const int64_t GROWTH_MIN_BYTES = 1 << 20, GROWTH_MAX_BYTES = 64 << 20;
 const int64_t ADDRESSES_MAX_BYTES = int64_t(1) << 40, ADDRESSES_MIN_BYTES = int64_t(1) << 30;
 const int CLASSES = 80;
 
+// A file of an image: `shmfs_reserve`, `shmfs_place`, and their first two arguments.
+struct Growth {
+    int (*reserve)(void *fs, void *handle, uint64_t size_bytes);
+    int (*place)(void *fs, void *handle, uint64_t offset_bytes, uint64_t *data_offset_bytes,
+                 uint64_t *run_bytes);
+    void *fs;
+    void *handle; // of this arena alone
+};
+
 struct Block { // at the start of a free block
     Block *next;
     int64_t room_bytes;
@@ -111,6 +124,8 @@ struct Arena {
     int64_t buffers = 0;
     bool is_open = true;
     bool is_held = true; // by Python
+    bool is_gone = false;
+    Growth growth = {};
     Block *free_blocks[CLASSES] = {};
     Block *large_blocks = nullptr;
 
@@ -147,6 +162,8 @@ struct Arena {
     bool extend(int64_t more) {
         if (mapped_bytes + more > room_bytes)
             return false;
+        if (growth.reserve)
+            return extend_in_image(more);
         // Without its pages, a full device would end the process with SIGBUS.
         int error = posix_fallocate(fd, start + mapped_bytes, more);
         if (error == EOPNOTSUPP || error == EINVAL)
@@ -157,6 +174,25 @@ struct Arena {
                            MAP_SHARED | MAP_FIXED, fd, start + mapped_bytes);
         if (found == MAP_FAILED)
             return false;
+        mapped_bytes += more;
+        return true;
+    }
+
+    bool extend_in_image(int64_t more) {
+        if (growth.reserve(growth.fs, growth.handle, uint64_t(start + mapped_bytes + more)) < 0)
+            return false;
+        for (int64_t done = 0; done < more;) {
+            uint64_t from, run;
+            if (growth.place(growth.fs, growth.handle, uint64_t(start + mapped_bytes + done), &from,
+                             &run) < 0)
+                return false;
+            int64_t now = int64_t(run) < more - done ? int64_t(run) : more - done;
+            void *found = mmap(base + mapped_bytes + done, size_t(now), PROT_READ | PROT_WRITE,
+                               MAP_SHARED | MAP_FIXED, fd, off_t(from));
+            if (found == MAP_FAILED)
+                return false;
+            done += now;
+        }
         mapped_bytes += more;
         return true;
     }
@@ -256,7 +292,7 @@ struct Arena {
             memset(at, 0, sizeof *block);
             int64_t from = rounded(at - base, PAGE_BYTES), to = (at - base + room) / PAGE_BYTES;
             to *= PAGE_BYTES;
-            if (from < to) // where holes are impossible, the pages stay
+            if (from < to && !growth.reserve) // where holes are impossible, the pages stay
                 (void)!fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, start + from,
                                  to - from);
         }
@@ -275,6 +311,8 @@ struct StorePool : Pool {
     Pool *other;
     Arena *current = nullptr;
     Arena *arenas = nullptr;
+    int (*tell)(int (*)(void *), void *) = nullptr; // Py_AddPendingCall
+    int (*told)(void *) = nullptr;
     int64_t bytes = 0, peak_bytes = 0, total_bytes = 0, count = 0;
 
     explicit StorePool(Pool *other) : other(other) {}
@@ -319,7 +357,13 @@ struct StorePool : Pool {
             link = &(*link)->next;
         *link = arena->next;
         munmap(arena->addresses, size_t(arena->reserved_bytes));
-        free(arena);
+        if (!arena->growth.reserve) {
+            free(arena);
+            return;
+        }
+        arena->is_gone = true;
+        if (tell)
+            tell(told, nullptr);
     }
 
     Status Allocate(int64_t size, int64_t alignment, uint8_t **out) override {
@@ -454,15 +498,25 @@ EXPORTED void *ciel_pool(void *other) {
 }
 
 // Open an arena in a file, from an offset that is a multiple of a page; it becomes the current one.
-// The arena owns the descriptor. Return null and set errno if there are no addresses.
-EXPORTED void *ciel_arena_open(int fd, int64_t start) {
+// The arena owns the descriptor. Return null and set errno if there are no addresses. `growth`: the
+// file is one of an image, and `fd` a descriptor of its blocks; may be null. The arena copies the
+// handle, which has so many bytes.
+EXPORTED void *ciel_arena_open(int fd, int64_t start, const void *growth, int64_t handle_bytes) {
     void *memory = calloc(1, sizeof(Arena));
     if (!memory)
         return nullptr;
     Arena *arena = new (memory) Arena();
     arena->fd = fd;
     arena->start = start;
-    if (!arena->reserve()) {
+    if (growth) {
+        memcpy(&arena->growth, growth, sizeof arena->growth);
+        void *handle = malloc(size_t(handle_bytes));
+        if (handle)
+            memcpy(handle, arena->growth.handle, size_t(handle_bytes));
+        arena->growth.handle = handle;
+    }
+    if ((growth && !arena->growth.handle) || !arena->reserve()) {
+        free(arena->growth.handle);
         free(memory);
         return nullptr;
     }
@@ -510,6 +564,24 @@ EXPORTED int64_t ciel_arena_place(void *opened, uint64_t address,
     if (at < arena->base || at + size > arena->base + arena->used_bytes)
         return -1;
     return arena->start + (at - arena->base);
+}
+
+// Let `told` be called by Py_AddPendingCall, `tell`, when an arena in an image is gone.
+EXPORTED void ciel_pool_tell(void *tell, void *told) {
+    Lock lock;
+    the_pool->tell = reinterpret_cast<int (*)(int (*)(void *), void *)>(tell);
+    the_pool->told = reinterpret_cast<int (*)(void *)>(told);
+}
+
+// Free what is left of an arena in an image if it is unmapped; return whether it is.
+EXPORTED int ciel_arena_is_gone(void *opened) {
+    Arena *arena = static_cast<Arena *>(opened);
+    Lock lock;
+    if (!arena->is_gone)
+        return 0;
+    free(arena->growth.handle);
+    free(arena);
+    return 1;
 }
 
 // Python needs the arena no longer: it is unmapped when it is closed, and its last buffer is gone.

@@ -75,7 +75,7 @@ class Attempt(ABC):
 
     maps_files = False
     """Whether its program only maps, reads and writes files, and does not pass them on: see
-    `ObjectReader.mapped_path` and `ObjectWriter.mapped_path`."""
+    `ObjectReader.mapped_path` and `ObjectWriter.mapped_path`. It opens places, too."""
 
     @property
     def where(self) -> str:
@@ -99,8 +99,13 @@ class Attempt(ABC):
         """
 
     @abstractmethod
-    def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
-        """Pass the path of a resolved input to `then`, once all of it is local."""
+    def open_whole(
+        self, ref: Reference, then: Callable[[str], None], *, in_file: bool = False
+    ) -> None:
+        """Pass the path of a resolved input to `then`, once all of it is local.
+
+        `in_file`: of a file, although the program maps files.
+        """
 
     @abstractmethod
     def open_parts(
@@ -159,11 +164,13 @@ class Attempt(ABC):
     # --- outputs and the rest ---------------------------------------------------------------------
 
     @abstractmethod
-    def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
+    def open_output(
+        self, index: int, streams: bool, size_bytes: int | None = None, *, in_file: bool = False
+    ) -> str:
         """Start an output; return the path to write.
 
         `streams`: other tasks may read the output while it is written. `size_bytes`: the space to
-        reserve, if the size is known.
+        reserve, if the size is known. `in_file`: to a file, although the program maps files.
         """
 
     @abstractmethod

@@ -73,8 +73,23 @@ HasSet = Callable[[str, int], None]
 """Tells the worker that a member of a group, by name and number, has changed its state."""
 JoinStates = Callable[[str, int, int], tuple[str, HasSet]]
 """Joins a group by its name, its size and the number of the member; returns its board's path."""
-MakeRegion = Callable[[int, int], OutputRegion]
-"""Makes a region from a descriptor, which it then owns, and an offset in the file."""
+
+
+class Growth(Protocol):
+    """How code in C extends a file of an image: see `ciel.scc.shmfs.Growth`."""
+
+    reserve: int
+    place: int
+    fs: int
+    handle: int
+    handle_bytes: int
+
+
+MakeRegion = Callable[[int, int, Growth | None], OutputRegion]
+"""Makes a region from a descriptor, which it then owns, and an offset in the file.
+
+With a growth, the descriptor belongs to an image. The region keeps the growth while its memory is
+in use."""
 
 
 def output_region(make: MakeRegion, at: str | None = None) -> OutputRegion | None:

@@ -168,6 +168,8 @@ class ObjectWriter(ABC):
     def mapped_path(self) -> str | None:
         """`path` for a program that only maps and writes the file. Its initial content and size
         are undefined, within the hinted size if there is one; the program sets the final size.
+
+        It may be a place (see `ObjectReader.place`): then the program commits the file, too.
         """
         return self.path
 
@@ -267,8 +269,20 @@ class ObjectReader(ABC):
     def mapped_path(self) -> str | None:
         """`path` for a program that maps or reads the file and does not pass it on. Then the store
         may reuse its memory for another object when this one is deleted and no mapping is left.
+
+        If there is a `place`, it is that.
         """
         return self.path
+
+    @property
+    def place(self) -> str | None:
+        """The name by which other processes map an object that has no file; else None.
+
+        They are processes of this host and user. The name is `SCHEME:REST`, without a slash before
+        the colon: the module of the entry point SCHEME in the group `ciel.places` opens it. It is
+        valid until the object is deleted.
+        """
+        return None
 
     @property
     def piped_path(self) -> str | None:

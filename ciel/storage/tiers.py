@@ -84,6 +84,10 @@ class TieredReader(ObjectReader):
         return self._reader.mapped_path
 
     @property
+    def place(self) -> str | None:
+        return self._reader.place
+
+    @property
     def piped_path(self) -> str | None:
         return self._reader.piped_path
 

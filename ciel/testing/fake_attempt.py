@@ -73,7 +73,9 @@ class FakeAttempt(Attempt):
             return Concrete(known.id, None, frozenset((self.netloc,)))
         return known
 
-    def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
+    def open_whole(
+        self, ref: Reference, then: Callable[[str], None], *, in_file: bool = False
+    ) -> None:
         self._come(lambda: then(self._path_of(ref)))
 
     def open_parts(
@@ -133,7 +135,9 @@ class FakeAttempt(Attempt):
 
     # --- outputs and the rest ---------------------------------------------------------------------
 
-    def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
+    def open_output(
+        self, index: int, streams: bool, size_bytes: int | None = None, *, in_file: bool = False
+    ) -> str:
         path = self.outputs.open(index, size_bytes).path
         assert path is not None
         if streams:

@@ -10,8 +10,8 @@ import os
 from typing import Final
 
 FILE_HEADER: Final = "X-Ciel-File"
-"""The header that gives the identity of an object's file in a response to `HEAD /data/<id>`. It is
-empty if the object has no file."""
+"""The header that gives the identity of an object's file in a response to `HEAD /data/<id>`, or the
+place of an object that is in no file. It is empty if the object has neither."""
 
 
 def file_identity(path: str) -> str:
@@ -21,6 +21,12 @@ def file_identity(path: str) -> str:
     except OSError:
         return ""
     return f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{path}"
+
+
+def scheme_of(identity: str) -> str | None:
+    """Return the scheme of a place (`ObjectReader.place`), None for the identity of a file."""
+    scheme, colon, _ = identity.partition(":")
+    return scheme if colon and scheme.isalpha() else None
 
 
 def open_identified(identity: str) -> int | None:

@@ -38,11 +38,11 @@ def model(table: pa.Table) -> list[float]:
 
 def private_bytes(table: pa.Table) -> int:
     """Return how many bytes of a table lie in memory that belongs to this process alone."""
-    private = []
+    stored = []
     for line in Path("/proc/self/maps").read_text().splitlines():
-        span, _, _, device, inode, *_ = line.split()
-        if (device, inode) == ("00:00", "0"):
-            private.append(tuple(int(end, 16) for end in span.split("-")))
+        span, *_, path = line.split(maxsplit=5)
+        if path.startswith("/") and not path.startswith("/dev/zero"):  # not a file
+            stored.append(tuple(int(end, 16) for end in span.split("-")))
     buffers = [
         buffer
         for column in table.columns
@@ -50,7 +50,7 @@ def private_bytes(table: pa.Table) -> int:
         for buffer in chunk.buffers()
         if buffer is not None
     ]
-    return sum(b.size for b in buffers if any(start <= b.address < end for start, end in private))
+    return sum(b.size for b in buffers if not any(a <= b.address < z for a, z in stored))
 
 
 def sums(whole: pa.Table) -> list[tuple[int, float]]:

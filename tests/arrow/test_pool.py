@@ -38,7 +38,7 @@ class Output:
         self.path = path
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
         self.pool = store_pool._pool()
-        self.arena = Arena(store_pool._library(), descriptor, START)
+        self.arena = Arena(store_pool._library(), descriptor, START, None)
 
     def buffer(self, size_bytes: int) -> Any:
         return pa.allocate_buffer(size_bytes, memory_pool=self.pool, resizable=True)
@@ -197,7 +197,7 @@ def test_what_was_published_cannot_be_changed(output: Output) -> None:
 def test_the_last_buffer_unmaps_the_file(output: Output) -> None:
     buffer = output.buffer(5000)
     output.arena.close(is_final=True)
-    output.arena = Arena(store_pool._library(), os.open(os.devnull, os.O_RDWR), 0)
+    output.arena = Arena(store_pool._library(), os.open(os.devnull, os.O_RDWR), 0, None)
     assert mappings(output.path) == 1
     del buffer
     assert mappings(output.path) == 0

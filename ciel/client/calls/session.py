@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -90,7 +89,7 @@ class Session(Protocol):
 
     def read_growing(self, ref: Reference) -> GrowingContent: ...
 
-    def map_object(self, ref: Reference) -> mmap.mmap | None: ...
+    def map_object(self, ref: Reference) -> memoryview | None: ...
 
     def upload_content(self, content: bytes, name: str) -> Reference: ...
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from ciel import plugins
 from ciel.access.keys import Key
 from ciel.client.data.pieces import CHUNK_BYTES
 from ciel.client.data.worker_http import (
@@ -21,7 +22,8 @@ from ciel.client.data.worker_http import (
 )
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError
 from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value, locations_of
-from ciel.wire.files import FILE_HEADER, open_identified
+from ciel.storage.errors import StorageError
+from ciel.wire.files import FILE_HEADER, open_identified, scheme_of
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -56,28 +58,43 @@ def read_object(
     raise ObjectUnreadableError(ref.id, reasons)
 
 
-def map_object(ref: Reference, key: Key, connections: Connections) -> mmap.mmap | None:
-    """Return a private mapping of an object that a worker on this host holds in a file.
+def map_object(ref: Reference, key: Key, connections: Connections) -> memoryview | None:
+    """Return a private mapping of an object that a worker on this host holds in a file or in place.
 
     Return None if no worker does.
     """
     for location in _in_order(ref):
         try:
-            found = open_identified(_identity(location, ref.id, key, connections))
+            identity = _identity(location, ref.id, key, connections)
         except Exception as error:
             if not is_remote(error):
                 raise
             continue  # reading the object reports the error
-        if found is not None:
-            try:
-                if _known_bytes(ref) not in (None, os.fstat(found).st_size):
-                    continue  # as above
-                return mmap.mmap(found, 0, access=mmap.ACCESS_COPY)
-            except (OSError, ValueError):  # a file system without mappings, an empty file
-                continue
-            finally:
-                os.close(found)
+        scheme = scheme_of(identity)
+        found = _map_file(identity) if scheme is None else _map_place(scheme, identity)
+        if found is not None and _known_bytes(ref) in (None, found.nbytes):  # else as above
+            return found
     return None
+
+
+def _map_file(identity: str) -> memoryview | None:
+    found = open_identified(identity)
+    if found is None:
+        return None
+    try:
+        return memoryview(mmap.mmap(found, 0, access=mmap.ACCESS_COPY))
+    except (OSError, ValueError):  # a file system without mappings, an empty file
+        return None
+    finally:
+        os.close(found)
+
+
+def _map_place(scheme: str, place: str) -> memoryview | None:
+    try:
+        found: memoryview = plugins.load("ciel.places", scheme).open_private(place)
+    except (plugins.PluginError, StorageError):
+        return None
+    return found
 
 
 class GrowingReader:

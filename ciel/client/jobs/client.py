@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import mmap
 import os
 import secrets
 import sys
@@ -319,11 +318,12 @@ class JobClient:
         """Read an object while a task writes it; raises ObjectUnreadableError."""
         return GrowingReader(ref, self.location.key)
 
-    def map_object(self, ref: Reference) -> mmap.mmap | None:
-        """Map an object into memory, without a copy, if a worker on this host holds it in a file.
+    def map_object(self, ref: Reference) -> memoryview | None:
+        """Map an object into memory, without a copy, if a worker on this host holds it in a file
+        or in place.
 
-        The mapping is private: writes to it change nothing else. Return None if there is no such
-        file.
+        The mapping is private: writes to it change nothing else. Return None if no worker here
+        holds it.
         """
         return map_object(ref, self.location.key, self._workers)
 

@@ -6,6 +6,7 @@ of the owner, which then checks for errors and for the end of the conversation.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -261,16 +262,25 @@ class InteractiveAttempt(Attempt):
                 return Stream(known.id, self._place.here)
         return known
 
-    def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
-        self._open(ref, then, FETCHES_MAX)
+    def open_whole(
+        self, ref: Reference, then: Callable[[str], None], *, in_file: bool = False
+    ) -> None:
+        self._open(ref, then, FETCHES_MAX, in_file=in_file)
 
-    def _open(self, ref: Reference, then: Callable[[str], None], fetches_left: int) -> None:
+    def _open(
+        self,
+        ref: Reference,
+        then: Callable[[str], None],
+        fetches_left: int,
+        *,
+        in_file: bool = False,
+    ) -> None:
         if isinstance(ref, Value):
             then(self.scratch.write_input(_content(ref)))
             return
         growing = self._place.streams.get(ref.id) if isinstance(ref, Stream) else None
         if growing is None:
-            self._open_stored(ref, then, fetches_left)
+            self._open_stored(ref, then, fetches_left, in_file)
             return
         if ref.id not in self._holds:
             self._holds[ref.id] = self._place.streams.hold(growing)
@@ -283,19 +293,21 @@ class InteractiveAttempt(Attempt):
 
         self._wait(growing, float("inf"), ended)
 
-    def _open_stored(self, ref: Reference, then: Callable[[str], None], fetches_left: int) -> None:
+    def _open_stored(
+        self, ref: Reference, then: Callable[[str], None], fetches_left: int, in_file: bool
+    ) -> None:
         is_verified = self._outer is None and ref.id in self.task.inputs  # see `Attempts.start`
         is_verified = is_verified and not self._place.store.is_remote(ref.id)
         is_verified = is_verified or ref.id in self._readers
         waiting = None if is_verified else self._place.checksums.verify((ref,))
         if waiting is None or waiting.called:
-            self._open_verified(ref, then, fetches_left)
+            self._open_verified(ref, then, fetches_left, in_file)
         else:
-            go_on = self._late(lambda _: self._open_verified(ref, then, fetches_left))
+            go_on = self._late(lambda _: self._open_verified(ref, then, fetches_left, in_file))
             waiting.addCallback(go_on)
 
     def _open_verified(
-        self, ref: Reference, then: Callable[[str], None], fetches_left: int
+        self, ref: Reference, then: Callable[[str], None], fetches_left: int, in_file: bool
     ) -> None:
         reader = self._readers.get(ref.id)
         if reader is None:
@@ -306,10 +318,11 @@ class InteractiveAttempt(Attempt):
                 if not fetches_left or is_here:
                     self._lose(((ref.id, self.netloc),), str(error))
                     return
-                self._fetch(ref, lambda: self._open(self.resolve(ref), then, fetches_left - 1))
+                again = functools.partial(self._open, then=then, fetches_left=fetches_left - 1)
+                self._fetch(ref, lambda: again(self.resolve(ref), in_file=in_file))
                 return
             self._readers[ref.id] = reader
-        path = lasting_path(reader, maps_files=self.maps_files)
+        path = lasting_path(reader, maps_files=self.maps_files and not in_file)
         then(path or self.scratch.write_input(reader.read(0, reader.size_bytes)))
 
     def open_parts(
@@ -398,7 +411,7 @@ class InteractiveAttempt(Attempt):
             with open(path, "rb") as file:
                 then(file.read())
 
-        self.open_whole(ref, opened)
+        self.open_whole(ref, opened, in_file=True)
 
     def await_growth(
         self, object_id: str, at_least_bytes: float, then: Callable[[Growth], None]
@@ -445,9 +458,11 @@ class InteractiveAttempt(Attempt):
 
     # --- outputs and the rest ---------------------------------------------------------------------
 
-    def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
+    def open_output(
+        self, index: int, streams: bool, size_bytes: int | None = None, *, in_file: bool = False
+    ) -> str:
         writer = self.outputs.open(index, size_bytes)
-        is_mapped = self.maps_files and not streams
+        is_mapped = self.maps_files and not streams and not in_file
         path = writer.mapped_path if is_mapped else writer.path
         if path is None:
             raise OSError("programs cannot write to this worker's store by path; use another store")

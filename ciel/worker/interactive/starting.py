@@ -107,7 +107,7 @@ def _path_of(attempt: InteractiveAttempt, object_id: ObjectId) -> str:
     paths: list[str] = []
     ref = attempt.task.inputs.get(object_id)
     if ref is not None:
-        attempt.open_whole(ref, paths.append)
+        attempt.open_whole(ref, paths.append, in_file=True)
     if not paths:
         raise ObjectNotFoundError(object_id)
     return paths[0]

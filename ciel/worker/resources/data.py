@@ -175,7 +175,7 @@ class Data(Route):
         else:
             self._describe(request, found.size_bytes)
             if found.source is not None:
-                request.setHeader(FILE_HEADER, file_identity(found.source))
+                request.setHeader(FILE_HEADER, found.place or file_identity(found.source))
             found.close()
         request.write(b"")
         request.finish()
@@ -203,7 +203,9 @@ class Data(Route):
             reader.close()
             raise
         checksum = info.checksum if info is not None else None
-        return _Whole(reader.read, reader.size_bytes, checksum, reader.close, reader.source)
+        return _Whole(
+            reader.read, reader.size_bytes, checksum, reader.close, reader.source, reader.place
+        )
 
     def _so_far(self, request: Request, object_id: str) -> _Whole | Growing:
         """Find the present content of a growing object; clients request the rest later."""
@@ -294,3 +296,4 @@ class _Whole(NamedTuple):
     checksum: str | None
     close: Callable[[], None]
     source: str | None
+    place: str | None = None

@@ -96,6 +96,7 @@ class Run:
             self._evaluator.close()
             self._inputs.close()
         if error is not None:
+            self._outputs.give_up_arrays()  # a cycle would keep their memory
             self._fail(error)
         else:
             values = self._outputs.values()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import Home
+from ciel_tests.clusters.hosts import Hosts, TwoHosts
 from ciel_tests.clusters.two_slots import TwoSlots
 
-STORES = ("disk", "shm:capacity=256MiB", "scc:capacity=256MiB")
+STORES = (
+    "disk", "shm:capacity=256MiB", "scc:capacity=256MiB", "scc:capacity=256MiB,build=flushing"
+)  # fmt: skip
 EXAMPLES = Path(__file__).parents[3] / "examples" / "python"
 
 
@@ -66,23 +70,50 @@ def test_arrays(home: Home) -> None:
     home.expect_nothing_left()
 
 
-def test_tables(shared_cluster: TwoSlots) -> None:
+def require_tables() -> None:
     pytest.importorskip("pyarrow")
     from ciel.arrow.pool import why_not
 
     if reason := why_not():
         pytest.skip(f"no buffers in the store here: {reason}")
-    rows, files = 50_000, 3
-    *sums, fit, last = printed(shared_cluster.home, "tables", rows, files).splitlines()
+
+
+def copied_bytes_of(output: str, rows: int, files: int) -> int:
+    """Check the output of the example; return how many bytes it says were copied."""
+    *sums, fit, last = output.splitlines()
     numbers = range(rows * files)
     assert [line.split() for line in sums] == [
         [str(k), f"{sum(numbers[k::5]) * 0.5}"] for k in range(5)
     ]
     assert fit.startswith("fit: ")
     total = sum(numbers) * 0.5
-    assert last == (
-        f"{rows * files} rows in {files} chunks; 0 bytes were copied, the sum of v is {total}"
+    found = re.fullmatch(
+        rf"{rows * files} rows in {files} chunks; (\d+) bytes were copied, the sum of v is {total}",
+        last,
     )
+    assert found is not None
+    return int(found[1])
+
+
+def test_tables(shared_cluster: TwoSlots) -> None:
+    require_tables()
+    rows, files = 50_000, 3
+    assert copied_bytes_of(printed(shared_cluster.home, "tables", rows, files), rows, files) == 0
+
+
+@pytest.mark.slow
+def test_tables_of_two_hosts(tmp_path: Path) -> None:
+    """Both hosts have the directory of the files. Tables from the other host are copied."""
+    require_tables()
+    rows, files = 50_000, 4
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as shared, Hosts(tmp_path) as (here, there):
+        cluster = TwoHosts(here, there)
+        for host in (here, there):
+            cluster.start_worker(host)
+        there.environ["TMPDIR"] = shared
+        output = printed(there, "tables", rows, files)
+    content_bytes = rows * files * 2 * 8  # of two columns; and the texts
+    assert 0 < copied_bytes_of(output, rows, files) < 2 * content_bytes
 
 
 def test_every_example_is_tested_and_listed() -> None:

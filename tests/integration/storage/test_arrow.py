@@ -8,7 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ pytest.importorskip("pyarrow")
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import ciel
 import ciel.arrow
 from ciel.arrow.pool import why_not
+from ciel.testing.homes import private_bytes, wait_for
 from ciel_tests.clusters.hosts import Hosts, TwoHosts
 
 if reason := why_not():
@@ -32,11 +35,13 @@ if reason := why_not():
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PARTS, ROWS = 3, 200_000
-STORES = (
-    "disk",
-    "shm:capacity=256MiB",
-    f"scc:capacity=256MiB,cores=3,instance=arrow-{os.getpid()}",
-)
+SCC = f"scc:capacity=256MiB,cores=3,instance=arrow-{os.getpid()}"
+STORES = {
+    "disk": "disk",
+    "shm": "shm:capacity=256MiB",
+    "scc": SCC,
+    "flushing": f"{SCC}-flushing,build=flushing",
+}
 SMALL_BYTES = 200_000
 """Room for messages and pickles, but not for a column."""
 
@@ -57,9 +62,9 @@ def expected(paths: list[str]) -> pa.Table:
     return pa.concat_tables([pq.read_table(path) for path in paths])
 
 
-@pytest.fixture(scope="module", params=STORES, ids=["disk", "shm", "scc"])
+@pytest.fixture(scope="module", params=STORES)
 def client(request: pytest.FixtureRequest) -> Iterator[ciel.Client]:
-    options = {"workers": 2, "slots": 1, "store": request.param}
+    options = {"workers": 2, "slots": 1, "store": STORES[request.param]}
     with ciel.Client(cluster_options=options) as client:
         yield client
 
@@ -83,24 +88,40 @@ def fill(rows: int) -> pa.Table:
 
 
 def copied_bytes(table: pa.Table) -> int:
-    """Return how many bytes of a table lie in memory of this process alone."""
-    anonymous = []
+    """Return how many bytes of a table do not lie in files of a store."""
+    stored = []
     for line in Path("/proc/self/maps").read_text().splitlines():
-        span, _, _, device, inode, *_ = line.split()
-        if inode == "0" and device == "00:00":
+        span, *_, path = line.split(maxsplit=5)
+        if path.startswith("/") and not path.startswith(("/memfd:", "/dev/zero")):
             start, _, end = span.partition("-")
-            anonymous.append((int(start, 16), int(end, 16)))
+            stored.append((int(start, 16), int(end, 16)))
     return sum(
         buffer.size
         for column in table.columns
         for chunk in column.chunks
         for buffer in chunk.buffers()
-        if buffer is not None and any(a <= buffer.address < b for a, b in anonymous)
+        if buffer is not None and not any(a <= buffer.address < b for a, b in stored)
     )
 
 
 def describe(table: pa.Table) -> tuple[int, float, int]:
-    return table.num_rows, pa.compute.sum(table[0]).as_py(), copied_bytes(table)
+    return table.num_rows, pc.sum(table[0]).as_py(), copied_bytes(table)
+
+
+def gained_bytes(table: pa.Table) -> int:
+    """Read each buffer of a table; return how much private memory the process gained by it."""
+    before = private_bytes(os.getpid())
+    for column in table.columns:
+        for chunk in column.chunks:
+            for buffer in chunk.buffers():
+                if buffer is not None:
+                    np.frombuffer(buffer, "uint8").max()
+    return private_bytes(os.getpid()) - before
+
+
+def counted(client: ciel.Client, name: str) -> int:
+    """Return the sum of a counter of all stores of the cluster."""
+    return sum(int(level[name]) for level in client.ask("stores"))
 
 
 def programs(client: ciel.Client) -> dict[int, int]:
@@ -115,7 +136,8 @@ def programs(client: ciel.Client) -> dict[int, int]:
 def test_tables_are_made_and_read_in_the_store(
     client: ciel.Client, paths: list[str], expected: pa.Table
 ) -> None:
-    before = programs(client)
+    before, copied_before = programs(client), counted(client, "copied_bytes")
+    used_before = counted(client, "used_bytes")
     parts = [client.submit(load, path) for path in paths]
     ciel.wait(parts)
     after = programs(client)
@@ -126,10 +148,29 @@ def test_tables_are_made_and_read_in_the_store(
     found.validate(full=True)
     assert found.equals(expected)
     assert copied_bytes(found) == 0
+    assert gained_bytes(found) < SMALL_BYTES
+    assert client.submit(gained_bytes, whole).result() < SMALL_BYTES
     rows, total, copied = client.submit(describe, whole).result()
-    assert (rows, total, copied) == (PARTS * ROWS, pa.compute.sum(expected["k"]).as_py(), 0)
+    assert (rows, total, copied) == (PARTS * ROWS, pc.sum(expected["k"]).as_py(), 0)
     selected = ciel.arrow.concat(parts, columns=["v"])
-    assert client.submit(describe, selected).result()[1] == pa.compute.sum(expected["v"]).as_py()
+    assert client.submit(describe, selected).result()[1] == pc.sum(expected["v"]).as_py()
+    grown = used_before + found.nbytes
+    wait_for(lambda: counted(client, "used_bytes") >= grown, "the stores' counters")
+    assert counted(client, "copied_bytes") - copied_before < SMALL_BYTES
+
+
+@pytest.mark.slow
+def test_stores_copy_nothing_in_the_strict_build(paths: list[str], expected: pa.Table) -> None:
+    """There each process has copies, which stand for the caches of its core."""
+    options = {"workers": 2, "slots": 1, "store": f"{SCC}-strict,build=strict"}
+    with ciel.Client(cluster_options=options) as client:
+        parts = [client.submit(load, path) for path in paths]
+        whole = ciel.arrow.concat(parts)
+        assert whole.result(timeout=60).equals(expected)
+        found = [client.submit(describe, whole).result() for _ in range(2)]
+        assert found[0][:2] == (PARTS * ROWS, pc.sum(expected["k"]).as_py())
+        wait_for(lambda: counted(client, "used_bytes") >= expected.nbytes, "the stores' counters")
+        assert counted(client, "copied_bytes") < SMALL_BYTES
 
 
 def test_a_draft_is_filled_in_the_store(client: ciel.Client) -> None:
@@ -179,6 +220,45 @@ def test_a_task_that_fails_leaves_no_table(client: ciel.Client) -> None:
     with pytest.raises(ValueError, match="a table of 1000 rows"):
         client.submit(fail_after, 1000).result()
     assert client.submit(fill, 10).result().num_rows == 10
+
+
+def keep_buffer(rows: int) -> int:
+    """Keep a buffer of the store in this program, after its task has returned something else."""
+    with ciel.arrow.in_store():
+        vars(sys)["kept"] = pc.add(np.arange(rows), 0)
+    return os.getpid()
+
+
+def sum_of_kept() -> tuple[int, int]:
+    kept = getattr(sys, "kept", None)
+    return os.getpid(), 0 if kept is None else pc.sum(kept).as_py()
+
+
+def drop_buffer() -> tuple[int, None]:
+    vars(sys)["kept"] = None
+    return os.getpid(), None
+
+
+def done_by(pid: int, client: ciel.Client, function: Callable[[], tuple[int, Any]]) -> Any:
+    """Call a function until the program of this id has run it; return its result."""
+    found: dict[int, Any] = {}
+    while pid not in found:
+        found |= dict(client.gather([client.submit(function) for _ in range(4)]))
+    return found[pid]
+
+
+def test_a_buffer_may_outlive_its_task(client: ciel.Client) -> None:
+    rows = 4_000_000
+    time.sleep(1.5)  # what other tests had is not counted any more
+    used = counted(client, "used_bytes")
+    pid = client.submit(keep_buffer, rows).result()
+    alone = ciel.task(fill, slots=1)
+    others = [client.submit(alone, rows) for _ in range(6)]  # they take its place if it is free
+    assert [other.exception() for other in others] == [None] * 6
+    assert done_by(pid, client, sum_of_kept) == sum(range(rows))
+    del others
+    done_by(pid, client, drop_buffer)
+    wait_for(lambda: counted(client, "used_bytes") <= used + SMALL_BYTES, "the space to be free")
 
 
 REMOTE = """

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ciel.executors.programs.python.objects.drafts import IMAGE
 from ciel.executors.programs.python.objects.mappings import copied_on_write, mapped
 from ciel.python.contents import ERROR, MOVED, Contents, Outcome, decode
 from ciel.python.packing import Buffer
@@ -45,6 +46,27 @@ class Stored:
 
     def __del__(self) -> None:
         os.close(self._descriptor)
+
+
+class StoredInImage(Stored):
+    """An object in an image of shmfs, which keeps its content while this or a part of it exists.
+
+    So it is never cached: it would take space from the store.
+    """
+
+    def __init__(self, place: str) -> None:
+        """Open a place; raises StorageError."""
+        from ciel.scc import attachments
+
+        self._file = attachments.open_file(place)
+        self.content = attachments.content_of(self._file)
+        self._part = attachments.private_part
+
+    def part(self, size_bytes: int, offset: int) -> memoryview:
+        return self._part(self._file, size_bytes, offset)
+
+    def __del__(self) -> None:
+        pass  # the file is closed when it is collected, after the views of it
 
 
 class _Entry:
@@ -201,11 +223,16 @@ class Inputs:
         cached = self._cache.find(ref[1])
         if cached is not None:
             return cached
+        path = self.path(ref)
+        opened: bytes | Stored | None = None
+        if path.startswith(IMAGE):
+            opened = _in_image(path)
+            path = path if opened is not None else self._path_of_file(ref)
         try:
-            opened = _read(self.path(ref))
+            opened = opened or _read(path)
         except FileNotFoundError as error:
             self._lose(ref, str(error))
-        if may_cache and isinstance(opened, Stored):
+        if may_cache and type(opened) is Stored:
             self._cache.keep(ref[1], opened)
         return opened
 
@@ -227,7 +254,16 @@ class Inputs:
         """Fetch parts of objects that are elsewhere; see `Fetch`."""
         items = [[{"__ref__": ref}, parts] for ref, parts in wanted]
         paths = self._channel.call("parts", {"items": items})["filenames"]
-        return [_mapped(path) for path in paths]
+        return [
+            self._whole(ref) if path.startswith(IMAGE) else _mapped(path)
+            for (ref, _), path in zip(wanted, paths, strict=True)
+        ]
+
+    def _whole(self, ref: list[Any]) -> memoryview:
+        """Return an object in private memory that is on this host by now."""
+        stored = self._open(ref)
+        assert isinstance(stored, Stored)
+        return stored.part(stored.content.nbytes, 0)
 
     def path_for_user(self, ref: list[Any]) -> str:
         """Return the path of an available object for a function of the user.
@@ -236,18 +272,30 @@ class Inputs:
         memory of the file.
         """
         path = self.path(ref)
+        if path.startswith(IMAGE):
+            path = self._path_of_file(ref)
         os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_ISVTX)
         return path
 
     def path(self, ref: list[Any]) -> str:
-        """Return the path of an available object, for this program to read or map."""
+        """Return the path of an available object, for this program to read or map.
+
+        It may be a place in an image.
+        """
         path = self._paths.get(ref[1])
         if path is None:
-            path = self._channel.call("open_ref", {"ref": {"__ref__": ref}}).get("filename")
-            if path is None:
-                self._lose(ref, "the object is not available, though the task has waited for it")
-            self._paths[ref[1]] = path
+            path = self._paths[ref[1]] = self._request({"ref": {"__ref__": ref}})
         return path
+
+    def _path_of_file(self, ref: list[Any]) -> str:
+        return self._request({"ref": {"__ref__": ref}, "in_file": True})
+
+    def _request(self, request: dict[str, Any]) -> str:
+        path = self._channel.call("open_ref", request).get("filename")
+        if path is None:
+            ref = request["ref"]["__ref__"]
+            self._lose(ref, "the object is not available, though the task has waited for it")
+        return str(path)
 
     def _lose(self, ref: list[Any], details: str) -> NoReturn:
         """Report that an object is lost, and end this process.
@@ -258,6 +306,16 @@ class Inputs:
         self._channel.notify("lose", {"id": ref[1], "details": details})
         self._channel.flush()
         os._exit(0)
+
+
+def _in_image(place: str) -> StoredInImage | None:
+    """Return an object in an image; None if this process cannot attach to that, or it is gone."""
+    from ciel.storage.errors import StorageError
+
+    try:
+        return StoredInImage(place)
+    except StorageError:
+        return None
 
 
 def _mapped(path: str) -> memoryview:

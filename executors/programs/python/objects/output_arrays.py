@@ -12,7 +12,13 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.executors.programs.python.objects.mappings import mapped
+from ciel.executors.programs.python.objects.drafts import (
+    IMAGE,
+    PAGE_BYTES,
+    Draft,
+    open_draft,
+    open_place,
+)
 from ciel.python.contents import (
     ALIGNMENT_BYTES,
     HEADER,
@@ -29,8 +35,6 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python.objects.lender import Lender
     from ciel.python.task_session import MakeRegion, OutputRegion
 
-PAGE_BYTES = 4096
-
 
 class OutputArrays:
     """The uncommitted file of one output, and the arrays in it."""
@@ -38,7 +42,7 @@ class OutputArrays:
     def __init__(self, channel: Channel, number: int) -> None:
         self._channel = channel
         self._number = number
-        self._descriptor = -1
+        self._draft: Draft | None = None
         self._at: str | None = None  # the address of the worker in whose memory the file is
         self._lender: Lender | None = None  # of another worker
         self._end_bytes = PAGE_BYTES  # the first page is for the header
@@ -57,10 +61,10 @@ class OutputArrays:
         for length in dimensions:
             size_bytes *= length
         room_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
-        self._open(self._end_bytes + room_bytes)
+        draft = self._open(self._end_bytes + room_bytes)
         try:
-            offset = self._take(room_bytes)
-            memory = mapped(self._descriptor, room_bytes, offset, writes=True)
+            offset = self._take(draft, room_bytes)
+            memory = draft.memory(room_bytes, offset)
         except OSError as error:
             text = f"the store has no space for an array of {size_bytes} bytes: {error.strerror}"
             raise MemoryError(text) from None
@@ -75,64 +79,71 @@ class OutputArrays:
         `at`: the address of the worker in whose memory the file shall be. Raises ValueError if
         that is impossible.
         """
-        if self._descriptor < 0:
+        if self._draft is None:
             self._at = at
         elif at not in (None, self._at):
             where = f"the worker at {self._at}" if self._at else "the worker that runs the task"
             raise ValueError(f"the output of this task is in the memory of {where} already")
         if self._region is None:
-            self._open(None)  # its allocations are not known yet
-            self._region = make(os.dup(self._descriptor), self._end_bytes)
+            draft = self._open(None)  # its allocations are not known yet
+            self._region = draft.region(make, self._end_bytes)
         return self._region
 
-    def _open(self, size_bytes: int | None) -> None:
+    def _open(self, size_bytes: int | None) -> Draft:
         """Open the file, unless it is open, with a hint about its size, if that is known."""
-        if self._descriptor < 0:
+        if self._draft is None:
             request = {"index": self._number, "size": size_bytes, "at": self._at}
             reply = self._channel.call("open_output", request)
             path = reply["filename"]
             if path is None:
-                path = self._borrow(reply["socket"], reply["id"])
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                self._draft = self._borrow(reply["socket"], reply["id"])
+            else:
+                self._draft = open_draft(self._channel, self._number, path, size_bytes)
+        return self._draft
 
-    def _borrow(self, socket: str, object_id: str) -> str:
-        """Let another worker of this host allocate the file; return its path."""
+    def _borrow(self, socket: str, object_id: str) -> Draft:
+        """Let another worker of this host allocate the file."""
         from ciel.executors.programs.python.objects.lender import Lender
 
         assert self._at is not None
         lender = Lender(self._at, socket, object_id)
         try:
             path = lender.open()
-        except (ValueError, MemoryError):
+            if path.startswith(IMAGE):
+                draft = open_place(path)
+            else:
+                draft = Draft(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except (ValueError, MemoryError, OSError):
+            lender.give_up()
             self._channel.request("rollback_output", {"index": self._number})
             raise
         self._lender = lender
-        return path
+        return draft
 
-    def _take(self, room_bytes: int) -> int:
+    def _take(self, draft: Draft, room_bytes: int) -> int:
         """Return the offset of new pages of the file."""
         if self._region is not None:
             return self._region.skip(room_bytes)
         offset = self._end_bytes
-        self._reserve(offset + room_bytes)
+        draft.reserve(offset + room_bytes)
         self._end_bytes += room_bytes
         return offset
 
-    def _reserve(self, size_bytes: int) -> None:
-        """Allocate all pages of the file, so that no write fails later.
-
-        The worker may have allocated them already.
-        """
-        status = os.fstat(self._descriptor)
-        if status.st_blocks * 512 < size_bytes:
-            os.posix_fallocate(self._descriptor, 0, size_bytes)
-        elif status.st_size < size_bytes:
-            os.ftruncate(self._descriptor, size_bytes)
-
     def publish(self, outcomes: Sequence[Outcome], took_s: float) -> bool:
+        """Write the output if the outcomes contain any of the arrays; return whether it has.
+
+        It has not if the store has too little space for the rest of the output.
+        """
+        try:
+            if (table := only_table(outcomes)) is not None:
+                return self._publish_table(table, took_s)
+            return self._publish_values(outcomes, took_s)
+        except OSError:
+            self.give_up()
+            return False
+
+    def _publish_values(self, outcomes: Sequence[Outcome], took_s: float) -> bool:
         """Write the output if the outcomes contain any of the arrays; return whether they do."""
-        if (table := only_table(outcomes)) is not None:
-            return self._publish_table(table, took_s)
         places = [[self._offset_of(buffer) for buffer in o.packed.buffers] for o in outcomes]
         if not any(place is not None for row in places for place in row):
             self.give_up()
@@ -145,7 +156,7 @@ class OutputArrays:
                 view = _view(buffer)
                 if place is None:
                     place = end_bytes + -end_bytes % ALIGNMENT_BYTES
-                    self._write(view, place)
+                    self._opened.write(view, place)
                     end_bytes = place + view.nbytes
                 spans[-1].append((place, view.nbytes))
         index = index_of(outcomes, spans, took_s)
@@ -167,7 +178,7 @@ class OutputArrays:
         for absent in description.absent:
             end_bytes += -end_bytes % ALIGNMENT_BYTES
             description.place(absent, end_bytes)
-            self._write(absent.content, end_bytes)
+            self._opened.write(absent.content, end_bytes)
             end_bytes += absent.content.nbytes
         descriptor = bytes(description.descriptor)
         return self._commit(arrow_tables.header(end_bytes, len(descriptor)), end_bytes, descriptor)
@@ -186,14 +197,15 @@ class OutputArrays:
 
         Return False if it was in the memory of another worker that has ended meanwhile.
         """
-        self._write(memoryview(index), end_bytes)
-        self._write(memoryview(header), 0)
+        draft = self._opened
+        draft.write(memoryview(index), end_bytes)
+        draft.write(memoryview(header), 0)
         size_bytes = end_bytes + len(index)
-        os.ftruncate(self._descriptor, size_bytes)  # it may be longer: files are reused
+        draft.finish(size_bytes)
         if self._lender is not None and not self._lender.commit():
             self.give_up()
             return False
-        self._close()
+        draft.close()
         self._channel.request("close_output", {"index": self._number, "size": size_bytes})
         for *_, known in self._arrays:
             if (array := known()) is not None:
@@ -204,11 +216,17 @@ class OutputArrays:
         """Roll the output back; the arrays stay as ordinary memory."""
         if self._region is not None:
             self._region.close(is_final=False)
-        if self._descriptor >= 0:
-            self._close()
+        if self._draft is not None:
+            self._draft.close()
+            self._draft = None
             if self._lender is not None:
                 self._lender.give_up()
             self._channel.request("rollback_output", {"index": self._number})
+
+    @property
+    def _opened(self) -> Draft:
+        assert self._draft is not None
+        return self._draft
 
     @property
     def has_survivors(self) -> bool:
@@ -230,16 +248,6 @@ class OutputArrays:
             if start <= address and address + length_bytes <= start + size_bytes:
                 return offset + address - start
         return None if self._region is None else self._region.place(address, length_bytes)
-
-    def _write(self, content: memoryview, offset: int) -> None:
-        left = content.cast("B")
-        while left:
-            count = os.pwrite(self._descriptor, left, offset)
-            left, offset = left[count:], offset + count
-
-    def _close(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1
 
 
 def _view(buffer: Any) -> memoryview:

@@ -5,7 +5,6 @@ Small outputs are part of the call `exit`; large ones are written to files of th
 
 from __future__ import annotations
 
-import os
 from binascii import b2a_base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 INLINE_MAX_BYTES = 64 << 10
 """Larger objects are written to files."""
-_PIECES_MAX = 1000  # of one call of writev
 
 
 class Outputs:
@@ -106,7 +104,7 @@ class Outputs:
             return
         number = self._numbers.pop(batch)
         reply = self._channel.call("open_output", {"index": number, "size": size_bytes})
-        write(reply["filename"], pieces)
+        write(self._channel, number, reply["filename"], pieces)
         self._channel.request("close_output", {"index": number, "size": size_bytes})
 
     def create(self, pieces: Sequence[Buffer]) -> None:
@@ -119,7 +117,7 @@ class Outputs:
         reply = self._channel.call("create", request)
         if reply["filename"] is None:
             return  # the task has created the same object before
-        write(reply["filename"], pieces)
+        write(self._channel, reply["index"], reply["filename"], pieces)
         self._channel.request("close_output", {"index": reply["index"], "size": size_bytes})
 
 
@@ -141,19 +139,12 @@ def encoded(content: bytes) -> str:
     return b2a_base64(content, newline=False).decode("ascii")
 
 
-def write(path: str, pieces: Sequence[Buffer]) -> None:
-    """Replace the content of a file by the pieces of an object."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def write(channel: Channel, number: int, path: str, pieces: Sequence[Buffer]) -> None:
+    """Write the pieces of an output at the path that the worker has given."""
+    from ciel.executors.programs.python.objects.drafts import open_draft
+
+    draft = open_draft(channel, number, path, sum(map(_length, pieces)))
     try:
-        waiting: list[Any] = [memoryview(piece) for piece in pieces if _length(piece)]
-        waiting.reverse()
-        os.ftruncate(descriptor, sum(piece.nbytes for piece in waiting))
-        while waiting:
-            batch = waiting[: -_PIECES_MAX - 1 : -1]
-            written = os.writev(descriptor, batch)
-            while waiting and written >= len(waiting[-1]):
-                written -= len(waiting.pop())
-            if written:
-                waiting[-1] = waiting[-1][written:]
+        draft.write_all(pieces)
     finally:
-        os.close(descriptor)
+        draft.close()

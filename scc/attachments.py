@@ -1,0 +1,129 @@
+"""Opens files of an image in programs of tasks and in clients, which read and write them in place.
+
+A worker names a file of its image by a place: `image:BUILD:BOOT:DEVICE:INODE:INSTANCE/NAME`. The
+process attaches to the image as a client of its own. So the content stays while the process uses
+it, however the worker ends; and if the process dies, other clients free what it held (POOL-1,
+POOL-4). What a program writes is visible to other cores once it has committed it (POOL-3).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from ciel.scc.builds import BUILDS, Build
+from ciel.scc.instances import LOCK_TIMEOUT_MS, ROOT, directory_name
+from ciel.scc.shmfs import File, Image
+from ciel.storage.errors import StorageError
+
+SCHEME = "image"
+_PLACE = re.compile(r"image:(\w+):([\w-]+):(\d+):(\d+):([\w-]{1,64})/([^/\0]{1,255})", re.ASCII)
+
+_images: weakref.WeakValueDictionary[tuple[int, str, str], Image] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class NoPlaceError(StorageError):
+    """A place is not on this host, or not for this user."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        self.place = place
+        super().__init__(f"{place!r:.200} cannot be opened: {reason}")
+
+
+class _Place(NamedTuple):
+    build: Build
+    instance: str
+    identity: str
+    name: str
+
+
+def place_of(build: Build, instance: str, name: str) -> str:
+    """Name a file of the image of an instance on this host."""
+    return f"{SCHEME}:{build}:{_identity(instance)}:{instance}/{name}"
+
+
+def open_file(place: str) -> File:
+    """Open a committed file; raises StorageError."""
+    found = _parsed(place)
+    return _attached(place, found).open_file(found.name)
+
+
+def open_draft(place: str) -> File:
+    """Open a file that a worker has prepared, for writing; raises StorageError."""
+    found = _parsed(place)
+    return _attached(place, found).reopen(found.name)
+
+
+def open_private(place: str) -> memoryview:
+    """Return the content of a committed file in private, writable memory; raises StorageError.
+
+    Pages are copied when they are written to.
+    """
+    with open_file(place) as file:
+        return private_part(file, file.info().size_bytes)
+
+
+def private_part(file: File, size_bytes: int, offset_bytes: int = 0) -> memoryview:
+    """Return a part of a committed file in private, writable memory; raises StorageError."""
+    if file.build != "strict":
+        return file.mapped(size_bytes, offset_bytes, private=True)
+    copied = bytearray(size_bytes)
+    file.read_into(copied, offset_bytes)
+    return memoryview(copied)
+
+
+def content_of(file: File) -> memoryview:
+    """Return the content of a committed file, in pages that nobody can write to.
+
+    In the strict build it is a copy. Raises StorageError.
+    """
+    return file.view() if file.build == "strict" else file.mapped(file.info().size_bytes)
+
+
+def _parsed(place: str) -> _Place:
+    found = _PLACE.fullmatch(place)
+    if found is None or found[1] not in BUILDS:
+        raise NoPlaceError(place, "it is not the place of a file")
+    return _Place(cast(Build, found[1]), found[5], ":".join(found.groups()[1:4]), found[6])
+
+
+def _attached(place: str, found: _Place) -> Image:
+    """Return this process's image of an instance; attach to it if it is not open."""
+    key = os.getpid(), found.instance, found.identity
+    with _lock:
+        image = _images.get(key)
+        if image is not None:
+            return image
+        try:
+            is_here = _identity(found.instance) == found.identity
+        except OSError:
+            is_here = False
+        if not is_here:
+            raise NoPlaceError(place, "its image is not on this host")
+        control, data = (_path(found.instance, part) for part in ("control", "data"))
+        if control.stat().st_uid != os.geteuid():
+            raise NoPlaceError(place, "its image belongs to another user")
+        image = Image.open(control, data, build=found.build, lock_timeout_ms=LOCK_TIMEOUT_MS)
+        _images[key] = image
+        return image
+
+
+def _identity(instance: str) -> str:
+    """Tell an image from those of other hosts, and from others of the same name."""
+    status = _path(instance, "control").stat()
+    return f"{_boot()}:{status.st_dev}:{status.st_ino}"
+
+
+def _path(instance: str, part: str) -> Path:
+    return Path(ROOT, directory_name(instance), part)
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
