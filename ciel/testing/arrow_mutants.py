@@ -108,9 +108,9 @@ def mutated(chance: random.Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def read_mutants(count: int) -> tuple[int, int, int]:
+def read_mutants(count: int, seed: int = 1) -> tuple[int, int, int]:
     """Read mutated objects; return how many were refused, valid, and found invalid by pyarrow."""
-    chance = random.Random(1)
+    chance = random.Random(seed)
     originals = [stored(pa.table({name: column})) for name, column in COLUMNS.items()]
     originals.append(stored(pa.table(COLUMNS)))
     counts = [0, 0, 0]
@@ -130,4 +130,4 @@ def read_mutants(count: int) -> tuple[int, int, int]:
 
 
 if __name__ == "__main__":
-    print(*read_mutants(int(sys.argv[1])))
+    print(*read_mutants(*map(int, sys.argv[1:])))

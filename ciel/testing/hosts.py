@@ -8,12 +8,14 @@ started it. Then the kernel removes interfaces, mounts and files. Needs root.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -189,3 +191,25 @@ class Hosts:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise HostsUnavailableError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+class TwoHosts:
+    """A master on the first host, and access to it on both; the test starts the workers."""
+
+    def __init__(self, here: Host, there: Host) -> None:
+        listen = ("--listen", f"{here.address}:0", "--new-key")
+        here.start("ciel-master", *listen, "--log", "master.log")
+        wait_for(lambda: [*here.path.glob("state/ciel/*/access.json")], "the access file")
+        (access,) = here.path.glob("state/ciel/*/access.json")
+        here.environ["CIEL_MASTER"] = str(json.loads(access.read_text())["url"])
+        shutil.copy2(access, there.path / "carried.json")
+        there.environ["CIEL_ACCESS"] = str(there.inside / "carried.json")
+
+    def start_worker(self, host: Host) -> None:
+        own = ("--listen", f"{host.address}:0", "--slots", "1", "--spool", "spool")
+        host.start("ciel-worker", *own, "--log", "worker.log")
+        wait_for(partial(_has_joined, host.path / "worker.log"), "a worker")
+
+
+def _has_joined(log: Path) -> bool:
+    return log.exists() and "joined the master" in log.read_text()
