@@ -416,6 +416,7 @@ PARTS = (
     ("python", "large_to_inline"),
     ("arrow", "pyarrow_allocation_us"),
     ("arrow", "lent_memory_us"),
+    ("arrow", "first_table_ms"),
     ("arrow", "parquet_s"),
     ("arrow_copies", "mutants_s"),
     ("master", "master_us"),
@@ -464,7 +465,7 @@ def table(results: dict[str, dict[str, float]], show: Callable[[str], object]) -
     for (parent, text), figure in zip(keys(each.text for each in FIGURES), FIGURES, strict=True):
         if figure.key in results.get(figure.benchmark, {}):  # a peer may not be installed
             value = results[figure.benchmark][figure.key]
-            name = text if text == parent else f"{parent} {text}"
+            name = text if text == parent else f"{parent.partition(':')[0]}: {text.strip('- ')}"
             rows.append((figure.is_met(value), [name, *figure.cells(value)]))
     for _, cells in sorted(rows, key=lambda row: row[0]):
         show(f"| {' | '.join(cells)} |")
