@@ -604,7 +604,7 @@ class ConnectServer(NamedTuple):
 class ExtentRole(NamedTuple):
     """The role of a memory server for an extent: 0 none, 1 primary, 2 backup, 3 joining.
 
-    `backups` and `joining`: numbers of peers; a joining server is a backup, too.
+    `backups`, `joining` and `rejoining`: numbers of peers; all of them are backups.
     """
 
     volume: int
@@ -613,6 +613,7 @@ class ExtentRole(NamedTuple):
     role: int
     backups: tuple[int, ...] = ()
     joining: tuple[int, ...] = ()
+    rejoining: tuple[int, ...] = ()
 
 
 class TakeRoles(NamedTuple):

@@ -391,7 +391,7 @@ class MemoryServers:
 
         return ExtentRole(
             held.volume, held.extent, held.epoch, _ROLES[held.role], numbers(held.backups),
-            numbers(held.joining),
+            numbers(held.joining), numbers(held.rejoining),
         )  # fmt: skip
 
     def _token(self, server: ServerId) -> str:

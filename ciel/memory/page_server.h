@@ -25,7 +25,7 @@ enum op {
     OP_TRIM = 3,         /* the pages read as zeros afterwards */
     OP_FORWARD = 4,      /* a write, from the primary to a backup */
     OP_FORWARD_TRIM = 5, /* a trim, from the primary to a backup */
-    OP_SYNC = 6,         /* pages for a backup that is joining */
+    OP_SYNC = 6,         /* pages for a backup; without a payload: zeros */
 };
 
 enum status {
@@ -61,7 +61,9 @@ struct holding {
     uint8_t backup_count;         /* of a primary */
     uint8_t backups[BACKUPS_MAX]; /* numbers of peers */
     uint8_t joining;              /* bit n: backup n has no pages yet, so the primary sends them */
-    uint8_t unused[2];
+    uint8_t rejoining;            /* bit n: backup n has pages, which the primary makes equal to its
+                                   * own before it answers reads */
+    uint8_t unused;
 };
 
 enum event_kind {

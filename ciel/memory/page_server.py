@@ -35,7 +35,8 @@ class Role(IntEnum):
 class Holding(NamedTuple):
     """The role of this server for an extent. Of a primary: its backups, as numbers of peers.
 
-    `joining`: the backups that have no pages yet.
+    `joining`: the backups that have no pages yet; `rejoining`: those whose pages it makes equal to
+    its own before it answers reads.
     """
 
     volume: int
@@ -44,6 +45,7 @@ class Holding(NamedTuple):
     role: Role
     backups: Sequence[int] = ()
     joining: Sequence[int] = ()
+    rejoining: Sequence[int] = ()
 
 
 class PeerLost(NamedTuple):
@@ -88,7 +90,8 @@ class _Holding(ctypes.Structure):
         ("backup_count", ctypes.c_uint8),
         ("backups", ctypes.c_uint8 * BACKUPS_MAX),
         ("joining", ctypes.c_uint8),
-        ("unused", ctypes.c_uint8 * 2),
+        ("rejoining", ctypes.c_uint8),
+        ("unused", ctypes.c_uint8),
     )
 
 
@@ -201,10 +204,13 @@ def checksum(content: bytes) -> int:
 
 def _row(holding: Holding) -> _Holding:
     backups = (ctypes.c_uint8 * BACKUPS_MAX)(*holding.backups)
-    joining = sum(1 << n for n, peer in enumerate(holding.backups) if peer in holding.joining)
+    joining, rejoining = (
+        sum(1 << n for n, peer in enumerate(holding.backups) if peer in peers)
+        for peers in (holding.joining, holding.rejoining)
+    )
     return _Holding(
         holding.volume, holding.extent, holding.epoch, holding.role, len(holding.backups), backups,
-        joining,
+        joining, rejoining,
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ docs/protocol/memory.md has the rules against stale reads. This module keeps the
   joining servers forget their pages; the earlier primary is told to stop, if it is connected. If it
   has gone, its lease has to end. Then the new primary takes over. Another event starts a new
   decision, with a higher epoch.
+- A write that was not completed may have reached some backups and not others. So a new primary
+  makes its backups equal to itself before it answers reads; meanwhile they keep their pages.
 - `in_sync` never becomes empty. If all of them have gone, the extent is unavailable until one of
   them comes back. A server process that was started again has another id and no pages.
 
@@ -69,7 +71,8 @@ class Role(Enum):
 class Holding(NamedTuple):
     """The role of a server for an extent.
 
-    `backups`: the backups of a primary; `joining`: those that are getting the pages.
+    `backups`: the backups of a primary; `joining`: those that are getting the pages; `rejoining`:
+    those that it makes equal to itself before it answers reads.
     """
 
     volume: int
@@ -78,6 +81,7 @@ class Holding(NamedTuple):
     role: Role
     backups: tuple[ServerId, ...] = ()
     joining: tuple[ServerId, ...] = ()
+    rejoining: tuple[ServerId, ...] = ()
 
 
 class Connect(NamedTuple):
@@ -171,8 +175,8 @@ class Extent:
     """One extent of a volume."""
 
     __slots__ = (
-        "epoch", "fenced_until_s", "in_sync", "is_lost", "is_used", "joining", "key", "leaving",
-        "primary", "serving", "stage", "waits",
+        "epoch", "fenced_until_s", "in_sync", "is_lost", "is_unequal", "is_used", "joining", "key",
+        "leaving", "primary", "serving", "stage", "waits",
     )  # fmt: skip
 
     def __init__(self, key: ExtentKey, servers: Sequence[ServerId]) -> None:
@@ -187,6 +191,7 @@ class Extent:
         self.fenced_until_s = 0.0
         self.waits: set[ServerId] = set()  # for the answers of these servers
         self.is_used = False  # a primary has served it: its servers have pages
+        self.is_unequal = False  # the primary does not know that it has to make backups equal
         self.is_lost = False  # its last server has returned without its pages
 
     @property
@@ -342,6 +347,8 @@ class Volumes:
             self._end_fence(now_s)
         for key in sorted(server.held):
             extent = self._extent(key)
+            if extent.stage is _Stage.RETURNING and server_id == extent.primary:
+                extent.is_unequal = offered.get(key, 0) < extent.epoch  # it lacks the last order
             if offered.get(key, 0) > extent.epoch:  # the journal has lost durable records
                 extent.epoch = offered[key]
                 self._changed[extent] = None
@@ -544,7 +551,8 @@ class Volumes:
     def told(self, server_id: ServerId, number: int, now_s: float) -> None:
         """A server has carried out an order to hold."""
         for extent, epoch, role in self._told.pop((server_id, number), ()):
-            if role is Role.NONE and server_id in extent.leaving:
+            is_awaited = extent.epoch > epoch and server_id in extent.waits  # for a later order
+            if role is Role.NONE and server_id in extent.leaving and not is_awaited:
                 self._note_left(extent, self.servers[server_id])
             if role is Role.NONE and server_id == extent.serving:
                 extent.serving = None
@@ -637,24 +645,18 @@ class Volumes:
             for server_id in sorted(extent.in_sync - set(here)):
                 self._without(extent, server_id)
         else:
-            extent.primary = min(here, key=self._burden)
-            untold |= self._join_again(extent)
+            untold |= self._take_over(extent, min(here, key=self._burden))
         self._begin(extent, untold & extent.holders, now_s)
 
-    def _join_again(self, extent: Extent) -> set[ServerId]:
-        """Let all but the primary get all pages again; return those servers.
+    def _take_over(self, extent: Extent, primary: ServerId) -> set[ServerId]:
+        """Let a server be the primary from now on; return the other holders.
 
         A write may have reached one of them, and not another.
         """
-        others = extent.in_sync - {extent.primary}
-        extent.in_sync = {extent.primary}
-        for server_id in sorted(others):
-            if self._is_connected(server_id):
-                extent.joining.add(server_id)
-            else:
-                self.servers[server_id].forget(extent.key)
-        self._short[extent] = None
-        return set(extent.joining)
+        extent.primary, extent.is_unequal = primary, True
+        for server_id in [s for s in sorted(extent.in_sync) if not self._is_connected(s)]:
+            self._without(extent, server_id)
+        return extent.holders - {primary}
 
     def _without(self, extent: Extent, server_id: ServerId) -> None:
         """Take an extent away from a server, whose pages it does not need."""
@@ -724,7 +726,7 @@ class Volumes:
             extent.stage = _Stage.FENCING
             return
         if extent.stage is _Stage.PRIMARY:
-            extent.stage = _Stage.READY
+            extent.stage, extent.is_unequal = _Stage.READY, False
             if not extent.is_used:
                 extent.is_used = True
                 self._changed[extent] = None
@@ -738,8 +740,12 @@ class Volumes:
                 self._links.add((extent.primary, backup))
                 self._orders.append(Connect(extent.primary, backup))
         joining = tuple(sorted(extent.joining))
+        rejoining = extent.in_sync - {extent.primary} if extent.is_unequal else ()
         self._hold(
-            extent.primary, Holding(*extent.key, extent.epoch, Role.PRIMARY, backups, joining)
+            extent.primary,
+            Holding(
+                *extent.key, extent.epoch, Role.PRIMARY, backups, joining, tuple(sorted(rejoining))
+            ),
         )
         extent.waits = {extent.primary}
 
@@ -785,8 +791,7 @@ class Volumes:
         self._without(extent, server_id)
         untold: set[ServerId] = set()
         if extent.primary == server_id:
-            extent.primary = min(sorted(extent.in_sync), key=self._burden)
-            untold = self._join_again(extent)
+            untold = self._take_over(extent, min(sorted(extent.in_sync), key=self._burden))
         self._begin(extent, untold, now_s)
 
     def _burden(self, server_id: ServerId) -> tuple[bool, int]:

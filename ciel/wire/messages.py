@@ -292,11 +292,11 @@ def _read_numbers(value: Any) -> tuple[int, ...]:
 
 
 def _read_roles(value: Any) -> tuple[ExtentRole, ...]:
-    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 6 for i in value):
-        raise DecodeError("roles must be lists of six fields")
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 7 for i in value):
+        raise DecodeError("roles must be lists of seven fields")
     roles = []
-    for volume, extent, epoch, role, backups, joining in value:
-        names = _read_numbers(backups), _read_numbers(joining)
+    for volume, extent, epoch, role, *peers in value:
+        names = map(_read_numbers, peers)
         roles.append(
             ExtentRole(_count(volume), _count(extent), _count(epoch), _count(role), *names)
         )

@@ -124,6 +124,10 @@ class Caller:
         status, content = self.reply()[1::2]
         return int(status) or bytes(content)
 
+    def is_waiting(self) -> bool:
+        """Whether the server sends nothing for a while."""
+        return not select.select([self.socket], [], [], 0.1)[0]
+
     def is_closed(self) -> bool:
         """Whether the server closes the connection, without another answer."""
         try:
@@ -163,9 +167,9 @@ class Server:
 
     def hold(
         self, role: Role, epoch: int = 1, backups: tuple[int, ...] = (),
-        joining: tuple[int, ...] = (), *, extent: int = 0,
+        joining: tuple[int, ...] = (), *, rejoining: tuple[int, ...] = (), extent: int = 0,
     ) -> None:  # fmt: skip
-        self.pages.hold([Holding(VOLUME, extent, epoch, role, backups, joining)])
+        self.pages.hold([Holding(VOLUME, extent, epoch, role, backups, joining, rejoining)])
 
     def happens(self) -> list[Event]:
         """Wait for events."""
@@ -604,6 +608,131 @@ def test_a_joining_server_forgets_what_it_had(make: Make) -> None:
     assert primary.happens() == [Synced(VOLUME, 0, 3, 5)]
     joining.hold(Role.PRIMARY, 4)
     assert Caller(joining, epoch=4).read(0, 2) == ZEROS + page("new")
+
+
+def forwarded(server: Server, *, session: int, id: int, content: bytes, at: int = 0) -> None:
+    """Let a backup take over a write, as from a primary that then dies."""
+    peer = Caller(server, 0)
+    peer.send(FORWARD, at, [content], id=id, session=session)
+    assert peer.reply().status == OK
+
+
+@pytest.fixture
+def divided(make: Make) -> tuple[Server, Server, Caller]:
+    """Two backups that differ in writes of a dead primary, and the client that has sent these.
+
+    Write 1, of the first page, has reached both of them. Write 2, of the pages from 1 on, has
+    reached the second backup only.
+    """
+    one, other = make(), make()
+    caller = Caller(one)
+    for server in (one, other):
+        server.hold(Role.BACKUP)
+        forwarded(server, session=caller.session, id=1, content=page("done"))
+    forwarded(other, session=caller.session, id=2, content=page("lost"), at=1)
+    caller.epoch, caller.last_id = 2, 2
+    other.hold(Role.BACKUP, 2)
+    return one, other, caller
+
+
+def test_a_new_primary_makes_its_backup_equal_before_it_answers_reads(
+    divided: tuple[Server, Server, Caller],
+) -> None:
+    one, other, caller = divided
+    one.hold(Role.PRIMARY, 2, (3,), rejoining=(3,))  # it cannot reach its peer yet
+    caller.send(READ, 0, 2)
+    one.has_got(2)
+    assert caller.is_waiting()
+    one.join(3, other)
+    assert caller.reply().content == page("done") + ZEROS
+    assert one.happens() == [Synced(VOLUME, 0, 2, 3)]
+    other.hold(Role.PRIMARY, 3)
+    caller.epoch = 3
+    caller.use(other)
+    assert caller.read(0, 3) == page("done") + ZEROS * 2
+    assert other.pages.figures().pages_used == 1  # no memory for zeros
+
+
+def test_a_rejoining_backup_keeps_its_pages_when_its_primary_dies(
+    divided: tuple[Server, Server, Caller],
+) -> None:
+    one, other, caller = divided
+    one.hold(Role.PRIMARY, 2, (3,), rejoining=(3,))
+    other.hold(Role.PRIMARY, 3)
+    caller.epoch = 3
+    caller.use(other)
+    assert caller.read(0, 2) == page("done") + page("lost")
+
+
+def test_a_write_is_answered_as_done_only_when_the_backups_have_it(
+    divided: tuple[Server, Server, Caller],
+) -> None:
+    one, other, caller = divided
+    one, other = other, one  # the new primary knows of write 2
+    one.hold(Role.PRIMARY, 3, (3,), rejoining=(3,))
+    other.hold(Role.BACKUP, 3)
+    caller.epoch = 3
+    caller.use(one)
+    caller.send(WRITE, 1, [page("lost")], id=2)
+    assert caller.is_waiting()
+    one.join(3, other)
+    assert caller.reply().status == OK
+    other.hold(Role.PRIMARY, 4)
+    caller.epoch = 4
+    caller.use(other)
+    assert caller.read(0, 2) == page("done") + page("lost")
+
+
+def test_a_write_that_was_undone_is_not_answered_as_done(
+    divided: tuple[Server, Server, Caller],
+) -> None:
+    one, other, caller = divided
+    one.hold(Role.PRIMARY, 2, (3,), rejoining=(3,))
+    one.join(3, other)
+    assert one.happens() == [Synced(VOLUME, 0, 2, 3)]
+    other.hold(Role.PRIMARY, 3)
+    caller.epoch = 3
+    caller.use(other)
+    caller.send(WRITE, 1, [page("lost")], id=2)
+    assert caller.reply().status == OK
+    assert caller.read(1) == page("lost")
+
+
+def test_a_later_order_does_not_end_the_wait_for_equal_backups(
+    divided: tuple[Server, Server, Caller], make: Make
+) -> None:
+    one, other, caller = divided
+    one.hold(Role.PRIMARY, 2, (3,), rejoining=(3,))
+    caller.send(READ, 1, 1)
+    one.has_got(2)
+    joining = make()
+    joining.hold(Role.JOINING, 3)
+    one.join(5, joining)
+    one.hold(Role.PRIMARY, 3, (3, 5), joining=(5,))
+    assert one.happens() == [Synced(VOLUME, 0, 3, 5)]
+    caller.epoch = 3
+    caller.send(READ, 1, 1)
+    one.has_got(3)
+    one.join(3, other)
+    assert caller.reply().status == STALE  # its epoch was an earlier one
+    assert caller.reply().content == ZEROS
+
+
+def test_requests_that_wait_for_equal_backups_are_refused_when_the_role_ends(
+    divided: tuple[Server, Server, Caller],
+) -> None:
+    one, _, caller = divided
+    one.hold(Role.PRIMARY, 2, (3,), rejoining=(3,))
+    gone = Caller(one, epoch=2)
+    gone.send(READ, 0, 1)
+    caller.send(READ, 0, 1)
+    one.has_got(3)
+    gone.socket.close()
+    one.hold(Role.BACKUP, 3)
+    assert caller.reply().status == STALE
+    one.hold(Role.PRIMARY, 4)
+    caller.epoch = 4
+    assert caller.read(0) == page("done")
 
 
 def test_a_write_from_before_a_join_reaches_the_joining_backup(make: Make) -> None:

@@ -196,6 +196,79 @@ def test_a_backup_takes_over_when_the_lease_of_the_primary_has_ended() -> None:
     assert owner.place().epoch > before.epoch
 
 
+def primary_orders(owner: Owner) -> list[Holding]:
+    holdings = [
+        held for order in owner.orders if isinstance(order, Hold) for held in order.holdings
+    ]
+    return [held for held in holdings if held.role is Role.PRIMARY]
+
+
+def test_two_servers_may_die_one_after_the_other_before_anything_is_copied() -> None:
+    owner = Owner("a", "b", "c", extents_max=1)
+    owner.create(replicas=3)
+    first = owner.place().address[0]
+    owner.goes(first)
+    owner.passes(LEASE_S + 0.1, first)
+    second = owner.place().address[0]
+    (third,) = {"a", "b", "c"} - {first, second}
+    assert owner.holders() == [sorted([second, third])]
+    assert primary_orders(owner)[-1].rejoining == (third,)
+    owner.goes(second)
+    owner.passes(LEASE_S + 0.1, first, second)
+    assert owner.place().address == f"{third}:1"
+    assert owner.place().why == ""
+
+
+def test_a_primary_makes_backups_equal_once() -> None:
+    owner = Owner("a", "b", "c")
+    owner.create()
+    first = owner.place().address[0]
+    owner.goes(first)
+    owner.passes(LEASE_S + 0.1, first)
+    assert primary_orders(owner)[-1].rejoining == ()
+    owner.orders.clear()
+    owner.restarts(*{"a", "b", "c"} - {first})
+    owner.passes(1.0)
+    assert [held.rejoining for held in primary_orders(owner)] == [()]
+
+
+def test_a_primary_that_lacks_its_last_order_makes_backups_equal_after_a_restart() -> None:
+    owner = Owner("a", "b", "c", extents_max=1)
+    owner.create(replicas=3)
+    first = owner.place().address[0]
+    owner.volumes.gone(first, owner.now_s)
+    owner.volumes.tick(owner.now_s + LEASE_S)  # so that the next primary is decided
+    owner.records += owner.volumes.take_records()
+    living = sorted({"a", "b", "c"} - {first})
+    owner.restarts(*living)
+    owner.passes(RETURN_S + 1.0, first)
+    second = owner.place().address[0]
+    assert primary_orders(owner)[-1].rejoining == tuple({*living} - {second})
+
+
+def test_an_extent_does_not_wait_for_a_server_that_has_gone_after_an_earlier_order() -> None:
+    owner = Owner("a", "b", "c", "d")
+    owner.create()
+    extent = owner.volumes.volumes["v"].extents[0]
+    first = extent.primary
+    owner.volumes.drain(first, owner.now_s)
+    while extent.primary == first:  # several orders end the role of the drained server
+        for order in owner.volumes.take_orders():
+            if isinstance(order, Hold):
+                owner.volumes.told(order.server, order.number, owner.now_s)
+            for held in order.holdings if isinstance(order, Hold) else ():
+                for backup in held.joining:
+                    owner.volumes.synced(order.server, (1, 0), held.epoch, backup, owner.now_s)
+    orders = [o for o in owner.volumes.take_orders() if isinstance(o, Hold) and o.server == first]
+    owner.volumes.gone(extent.primary, owner.now_s)  # another decision
+    for order in orders:
+        owner.volumes.told(first, order.number, owner.now_s)
+    owner.volumes.gone(first, owner.now_s)
+    owner.carries_out()
+    owner.passes(LEASE_S + 0.1)
+    assert owner.place().address != ""
+
+
 def test_a_silent_server_is_expelled() -> None:
     owner = Owner("a", "b")
     owner.create()

@@ -214,7 +214,7 @@ attempts = st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)
 messages[AttemptsKept] = st.builds(AttemptsKept, attempts, several_ids, several_ids)
 numbers = st.lists(counts, max_size=3).map(tuple)
 placed = st.builds(ExtentPlaced, counts, counts, flags, counts, numbers)
-extent_roles = st.builds(ExtentRole, counts, counts, counts, counts, numbers, numbers)
+extent_roles = st.builds(ExtentRole, counts, counts, counts, counts, numbers, numbers, numbers)
 of_codec: dict[FieldCodec, st.SearchStrategy[Any]] = {
     ID: jobs, TEXT: texts, COUNT: counts, FLAG: st.booleans(), SECONDS: seconds,
     FAULT: st.builds(TaskFault, texts, texts),

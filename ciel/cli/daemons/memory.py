@@ -398,9 +398,9 @@ _LAST_EPOCH: Final = (1 << 32) - 1
 
 def _holding(
     volume: int, extent: int, epoch: int, role: int, backups: tuple[int, ...],
-    joining: tuple[int, ...],
+    joining: tuple[int, ...], rejoining: tuple[int, ...],
 ) -> Holding:  # fmt: skip
-    return Holding(volume, extent, epoch, Role(role), backups, joining)
+    return Holding(volume, extent, epoch, Role(role), backups, joining, rejoining)
 
 
 def main() -> int:

@@ -115,7 +115,9 @@ struct extent *add_extent(struct page_server *server, const struct holding *hold
     extent->volume = holding->volume;
     extent->number = holding->extent;
     extent->copy = ++server->copies;
+    extent->equal_from = holding->epoch;
     extent->last = &extent->first;
+    extent->last_waiting = &extent->first_waiting;
     extent->next = *bucket;
     *bucket = extent;
     server->figures.extents++;
@@ -130,6 +132,7 @@ void free_extent(struct page_server *server, struct extent *extent)
         link = &(*link)->next;
     *link = extent->next;
     refuse_pending(server, extent);
+    refuse_waiting(server, extent);
     clear_extent(server, extent);
     free(extent);
     server->figures.extents--;

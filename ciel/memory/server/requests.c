@@ -2,8 +2,7 @@
 #include "server.h"
 
 /* Send pages from where they are; pages in a row are one part. */
-static void read_pages(struct page_server *server, struct connection *from,
-                       const struct frame *frame)
+void read_pages(struct page_server *server, struct connection *from, const struct frame *frame)
 {
     static const uint8_t zeros[PAGE_BYTES];
     struct {
@@ -17,6 +16,10 @@ static void read_pages(struct page_server *server, struct connection *from,
 
     if (!is_primary(server, extent, frame->epoch)) {
         reply(server, from, frame, STATUS_STALE);
+        return;
+    }
+    if (extent->unequal != 0) {
+        wait_until_equal(server, extent, from, frame);
         return;
     }
     head.frame.size_bytes = frame->count * (PAGE_BYTES + 4);
@@ -56,6 +59,11 @@ static void follow(struct page_server *server, struct connection *from, const st
         return;
     }
     extent->epoch = frame->epoch; /* from now on, an earlier primary is refused */
+    if (frame->op == OP_SYNC && frame->epoch > extent->equal_from) {
+        /* The pages replace writes that the primary has not completed: they are not done here. */
+        extent->equal_from = frame->epoch;
+        extent->copy = ++server->copies;
+    }
     change_pages(server, extent, first, (int)frame->count, payload);
     if (frame->op != OP_SYNC)
         note_completed(server, extent, frame);
@@ -73,7 +81,9 @@ static int is_valid(const struct connection *connection, const struct frame *fra
     if (frame->count == 0 || frame->count > EXTENT_PAGES - first ||
         frame->page / EXTENT_PAGES > UINT32_MAX)
         return 0;
-    if (frame->size_bytes != (has_payload ? frame->count * (PAGE_BYTES + 4) : 0))
+    int may_be_zeros = !is_reply && frame->op == OP_SYNC && frame->size_bytes == 0;
+    if (!may_be_zeros &&
+        frame->size_bytes != (has_payload ? frame->count * (PAGE_BYTES + 4) : 0))
         return 0;
     if (is_reply || connection->kind == PEER)
         return frame->op >= OP_FORWARD && frame->op <= OP_SYNC;

@@ -11,6 +11,20 @@ static int is_possible(const struct holding *holding)
     return 1;
 }
 
+/* Note which backups a primary has to make equal to itself: those that are named, and those of its
+ * earlier orders that still are backups and are not equal yet. */
+static void note_unequal(struct extent *extent, const struct holding *holding)
+{
+    uint64_t backups = 0;
+
+    for (int n = 0; n < holding->backup_count; n++) {
+        backups |= (uint64_t)1 << holding->backups[n];
+        if (holding->rejoining >> n & 1)
+            extent->unequal |= (uint64_t)1 << holding->backups[n];
+    }
+    extent->unequal &= holding->role == ROLE_PRIMARY ? backups : 0;
+}
+
 /* Take over one role. 0: no memory. */
 static int hold(struct page_server *server, const struct holding *holding)
 {
@@ -34,9 +48,11 @@ static int hold(struct page_server *server, const struct holding *holding)
     extent->joining = holding->joining;
     extent->backup_count = holding->backup_count;
     memcpy(extent->backups, holding->backups, sizeof extent->backups);
+    note_unequal(extent, holding);
     for (int n = 0; n < extent->backup_count; n++) {
-        remaining |= (uint64_t)1 << extent->backups[n];
-        if (extent->joining >> n & 1 && !start_sync(server, extent, extent->backups[n]))
+        int peer = extent->backups[n], is_unequal = extent->unequal >> peer & 1;
+        remaining |= (uint64_t)1 << peer;
+        if ((is_unequal || extent->joining >> n & 1) && !start_sync(server, extent, peer))
             return 0;
     }
     /* A joining backup gets the earlier writes with the pages. */
@@ -45,10 +61,13 @@ static int hold(struct page_server *server, const struct holding *holding)
             remaining &= ~((uint64_t)1 << extent->backups[n]);
     for (struct pending *pending = extent->first; pending != NULL; pending = pending->next)
         pending->waits &= remaining;
-    if (extent->role == ROLE_PRIMARY)
+    if (extent->role == ROLE_PRIMARY) {
         complete_writes(server, extent);
-    else
+        answer_waiting(server, extent);
+    } else {
         refuse_pending(server, extent);
+        refuse_waiting(server, extent);
+    }
     return 1;
 }
 

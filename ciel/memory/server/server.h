@@ -2,8 +2,8 @@
  *
  * page_server.c runs the thread. connections.c moves bytes; admission.c lets connections in by
  * their tokens; requests.c carries out frames; arrivals.c receives long writes; writes.c holds
- * writes until their backups have acknowledged them; sync.c sends pages to joining backups; roles.c
- * takes over roles; pages.c owns the memory, and sessions.c the last request of each session. All
+ * writes until their backups have acknowledged them; sync.c sends pages to backups that lack them;
+ * waiting.c holds requests until backups are equal; roles.c takes over roles; pages.c owns the memory, and sessions.c the last request of each session. All
  * functions need the server's mutex, unless their names begin with page_.
  *
  * The expected CPU time of a page at a UNIX socket (docs/measured/remote-memory.md compares):
@@ -83,17 +83,27 @@ struct pending {
     uint8_t *payload;        /* NULL: a trim */
 };
 
+/* A request that waits until the backups of an extent are equal to their primary. */
+struct waiting {
+    struct waiting *next;
+    struct connection *from; /* NULL: it has ended */
+    struct frame frame;
+};
+
 struct extent {
     struct extent *next; /* in its bucket */
     uint64_t volume;
     uint32_t number;
     uint32_t epoch;
-    uint64_t copy;           /* another number when the pages were forgotten and fetched again */
+    uint64_t copy;           /* another number when completed writes may have been undone */
+    uint32_t equal_from;     /* the epoch in which it began to get the pages */
+    uint64_t unequal;        /* bit n: peer n is a backup that is not equal to this primary yet */
     uint8_t role;
     uint8_t backup_count;
     uint8_t backups[BACKUPS_MAX];
     uint8_t joining;         /* bit n: backup n is joining, and is not synchronised yet */
     struct pending *first, **last;
+    struct waiting *first_waiting, **last_waiting;
     uint32_t slots[EXTENT_PAGES]; /* the page's place in memory, from 1; 0: zeros */
 };
 
@@ -105,6 +115,7 @@ struct sync {
     int peer;
     uint64_t after;  /* starts when earlier writes, up to this sequence, are complete */
     int page;        /* the next one */
+    int sends_zeros; /* the backup may have other pages there */
     int unacknowledged;
 };
 
@@ -211,6 +222,7 @@ int has_expired(const struct connection *connection);
 
 /* requests.c */
 void process_frames(struct page_server *server, struct connection *connection);
+void read_pages(struct page_server *server, struct connection *from, const struct frame *frame);
 
 /* arrivals.c */
 int start_arrival(struct page_server *server, struct connection *connection,
@@ -231,8 +243,15 @@ void detach_writes(struct page_server *server, struct connection *connection);
 void note_acknowledged(struct page_server *server, struct connection *from,
                        const struct frame *frame);
 
+/* waiting.c */
+void wait_until_equal(struct page_server *server, struct extent *extent, struct connection *from,
+                      const struct frame *frame);
+void answer_waiting(struct page_server *server, struct extent *extent);
+void refuse_waiting(struct page_server *server, struct extent *extent);
+
 /* sync.c */
 int start_sync(struct page_server *server, const struct extent *extent, int peer);
+void hurry_sync(struct page_server *server, const struct extent *extent);
 void sync_all(struct page_server *server);
 void note_synced(struct page_server *server, const struct connection *from,
                  const struct frame *frame);

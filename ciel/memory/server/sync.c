@@ -1,4 +1,4 @@
-/* Sends the pages of extents to joining backups. */
+/* Sends the pages of extents to backups that are joining or rejoining. */
 #include "server.h"
 
 enum {
@@ -17,6 +17,18 @@ static int is_pending(const struct extent *extent, int page)
     return 0;
 }
 
+/* Return how many pages from the next one on are alike: zeros or not, and without a write. */
+static int count_alike(const struct extent *extent, const struct sync *sync, int is_zero)
+{
+    int count = 0, max = is_zero ? EXTENT_PAGES : SYNC_PAGES;
+
+    while (count < max && sync->page + count < EXTENT_PAGES &&
+           (extent->slots[sync->page + count] == 0) == is_zero &&
+           !is_pending(extent, sync->page + count))
+        count++;
+    return count;
+}
+
 /* Send the next pages of an extent; return 0 when none are left. */
 static int sync_some(struct page_server *server, struct extent *extent, struct sync *sync)
 {
@@ -24,22 +36,21 @@ static int sync_some(struct page_server *server, struct extent *extent, struct s
 
     /* A page with a pending write is left out: the backup has got that write, which is newer. */
     while (sync->page < EXTENT_PAGES &&
-           (extent->slots[sync->page] == 0 || is_pending(extent, sync->page)))
+           ((extent->slots[sync->page] == 0 && !sync->sends_zeros) ||
+            is_pending(extent, sync->page)))
         sync->page++;
-    int count = 0;
-    while (count < SYNC_PAGES && sync->page + count < EXTENT_PAGES &&
-           extent->slots[sync->page + count] != 0 && !is_pending(extent, sync->page + count))
-        count++;
-    if (count == 0)
+    if (sync->page == EXTENT_PAGES)
         return 0;
+    int is_zero = extent->slots[sync->page] == 0;
+    int count = count_alike(extent, sync, is_zero);
     struct frame frame = {
-        .size_bytes = (uint32_t)count * (PAGE_BYTES + 4), .op = OP_SYNC, .volume = sync->volume,
-        .page = (uint64_t)sync->extent * EXTENT_PAGES + (uint64_t)sync->page,
+        .size_bytes = is_zero ? 0 : (uint32_t)count * (PAGE_BYTES + 4), .op = OP_SYNC,
+        .volume = sync->volume, .page = (uint64_t)sync->extent * EXTENT_PAGES + (uint64_t)sync->page,
         .count = (uint32_t)count, .epoch = sync->epoch, .sequence = ++server->sequence};
     uint8_t *at = put_frame(server, peer, &frame);
     if (at == NULL)
         return 1; /* the peer is lost: the owner's next decision ends this */
-    for (int n = 0; n < count; n++) {
+    for (int n = 0; n < count && !is_zero; n++) {
         uint32_t slot = extent->slots[sync->page + n];
         memcpy(at + 4 * n, &server->checksums[slot - 1], 4);
         memcpy(at + 4 * count + (size_t)n * PAGE_BYTES, page_at(server, slot), PAGE_BYTES);
@@ -74,6 +85,8 @@ void sync_all(struct page_server *server)
             if (sync_some(server, extent, sync))
                 continue;
             if (sync->unacknowledged == 0) {
+                extent->unequal &= ~((uint64_t)1 << sync->peer);
+                answer_waiting(server, extent);
                 report_event(server, (struct event){.kind = EVENT_SYNCED, .volume = sync->volume,
                                             .extent = sync->extent, .epoch = sync->epoch,
                                             .peer = (uint32_t)sync->peer});
@@ -98,9 +111,29 @@ int start_sync(struct page_server *server, const struct extent *extent, int peer
     if (sync == NULL)
         return 0;
     *sync = (struct sync){.next = server->syncs, .volume = extent->volume, .extent = extent->number,
-                          .epoch = extent->epoch, .peer = peer, .after = server->sequence};
+                          .epoch = extent->epoch, .peer = peer, .after = server->sequence,
+                          .sends_zeros = (int)(extent->unequal >> peer & 1)};
     server->syncs = sync;
     return 1;
+}
+
+/* Continue with an extent before others. */
+void hurry_sync(struct page_server *server, const struct extent *extent)
+{
+    struct sync **link = &server->syncs, *first = NULL, **end = &first;
+
+    while (*link != NULL) {
+        struct sync *sync = *link;
+        if (sync->volume == extent->volume && sync->extent == extent->number) {
+            *link = sync->next;
+            *end = sync;
+            end = &sync->next;
+        } else {
+            link = &sync->next;
+        }
+    }
+    *end = server->syncs;
+    server->syncs = first;
 }
 
 /* A peer has acknowledged pages. */

@@ -74,7 +74,7 @@ static struct pending *earlier_write(const struct extent *extent, const struct f
 }
 
 /* Answer a write that changes nothing: return whether it was one. */
-static int is_answered(struct page_server *server, const struct extent *extent,
+static int is_answered(struct page_server *server, struct extent *extent,
                        struct connection *from, struct frame *frame)
 {
     struct session *session;
@@ -87,7 +87,11 @@ static int is_answered(struct page_server *server, const struct extent *extent,
     }
     session = session_of(server, from->session);
     if (session != NULL && is_completed(session, extent, frame->id)) {
-        reply(server, from, frame, STATUS_OK); /* the earlier reply was lost (KVB-3) */
+        /* The earlier reply was lost (KVB-3). */
+        if (extent->unequal != 0)
+            wait_until_equal(server, extent, from, frame);
+        else
+            reply(server, from, frame, STATUS_OK);
         return 1;
     }
     pending = earlier_write(extent, frame);
@@ -210,8 +214,12 @@ void detach_writes(struct page_server *server, struct connection *connection)
     if (connection->references == 0)
         return;
     for (int n = 0; n < EXTENT_BUCKETS; n++)
-        for (struct extent *extent = server->extents[n]; extent != NULL; extent = extent->next)
+        for (struct extent *extent = server->extents[n]; extent != NULL; extent = extent->next) {
             for (struct pending *each = extent->first; each != NULL; each = each->next)
                 if (each->from == connection)
                     each->from = NULL;
+            for (struct waiting *each = extent->first_waiting; each != NULL; each = each->next)
+                if (each->from == connection)
+                    each->from = NULL;
+        }
 }

@@ -71,6 +71,14 @@ class Held:
     backups: tuple[str, ...] = ()
     pages: dict[int, int] = field(default_factory=dict)
     pending: list[Write] = field(default_factory=list)
+    unequal: set[str] = field(default_factory=set)
+    """Backups of this primary that it has not made equal to itself yet."""
+    waiting: list[tuple[int | None, Callable[[Any], None]]] = field(default_factory=list)
+    """Requests that wait for that: reads of a page, and repeated writes (None)."""
+    copy: object = field(default_factory=object)
+    """Another one when completed requests may have been undone, so that they are forgotten."""
+    equal_from: int = 0
+    """The epoch in which it began to get the pages, or to be made equal."""
 
 
 class Server:
@@ -80,7 +88,7 @@ class Server:
         self.world = world
         self.name = name
         self.held: dict[ExtentKey, Held] = {}
-        self.last: dict[int, tuple[int, Held]] = {}  # of each session: id, and where
+        self.last: dict[int, tuple[int, object]] = {}  # of each session: id, and the copy
         self.lease_until_s = -1.0
         self.is_dead = False
         self.frozen_until_s = 0.0
@@ -128,7 +136,10 @@ class Server:
     def _refuse(self, held: Held) -> None:
         for write in held.pending:
             write.reply("stale")
+        for _, reply in held.waiting:
+            reply("stale")
         held.pending.clear()
+        held.waiting.clear()
 
     def leased(self, until_s: float) -> None:
         self.lease_until_s = max(self.lease_until_s, until_s)
@@ -154,8 +165,7 @@ class Server:
                     self.world.after(0.01, self.world.notice, self)
 
     def _drop(self, key: ExtentKey) -> None:
-        for write in self.held.pop(key).pending:
-            write.reply("stale")
+        self._refuse(self.held.pop(key))
 
     def _hold(self, holding: Holding) -> None:
         key = (holding.volume, holding.extent)
@@ -168,17 +178,29 @@ class Server:
         if holding.role is Role.NONE:
             return
         if held is None:
-            held = self.held[key] = Held(holding.epoch, holding.role)
+            held = self.held[key] = Held(holding.epoch, holding.role, equal_from=holding.epoch)
         held.epoch, held.role, held.backups = holding.epoch, holding.role, holding.backups
         if held.role is not Role.PRIMARY:
+            held.unequal.clear()
             self._refuse(held)
             return
+        held.unequal = (held.unequal | set(holding.rejoining)) & set(holding.backups)
+        self._answer(held)
         remaining = set(holding.backups) - set(holding.joining)
         for write in held.pending:
             write.waits &= remaining
         self._complete(held)
-        for peer in holding.joining:
+        for peer in sorted({*holding.joining, *held.unequal}):
             self._sync(key, holding.epoch, peer, list(held.pending), 0)
+
+    def _answer(self, held: Held) -> None:
+        """Answer the requests that wait for equal backups, unless some are not equal yet."""
+        while held.waiting and not held.unequal:
+            page, reply = held.waiting.pop(0)
+            if self.world.now_s >= self.lease_until_s:  # it may have ended meanwhile
+                reply("stale")
+            else:
+                reply("done" if page is None else held.pages.get(page, 0))
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -190,7 +212,11 @@ class Server:
 
     def read(self, key: ExtentKey, epoch: int, page: int, reply: Callable[[Any], None]) -> None:
         held = self._primary(key, epoch)
-        reply("stale" if held is None else held.pages.get(page, 0))
+        if held is None:
+            reply("stale")
+        else:
+            held.waiting.append((page, reply))
+            self._answer(held)
 
     def write(
         self, key: ExtentKey, epoch: int, page: int, version: int, session: int, id: int,
@@ -201,8 +227,9 @@ class Server:
             reply("stale")
             return
         last_id, at = self.last.get(session, (0, None))
-        if id < last_id or (id == last_id and at is held):
-            reply("done")
+        if id < last_id or (id == last_id and at is held.copy):
+            held.waiting.append((None, reply))
+            self._answer(held)
             return
         for write in held.pending:
             if (write.session, write.id) == (session, id):
@@ -223,7 +250,7 @@ class Server:
 
     def _applied(self, session: int, id: int, held: Held) -> None:
         if id >= self.last.get(session, (0, None))[0]:
-            self.last[session] = (id, held)
+            self.last[session] = (id, held.copy)
 
     # --- peers ------------------------------------------------------------------------------------
 
@@ -252,6 +279,8 @@ class Server:
             return
         held.epoch = epoch
         held.pages |= pages
+        if request is None and epoch > held.equal_from:
+            held.equal_from, held.copy = epoch, object()
         if request is not None:
             self._applied(*request, held)
         reply("done")
@@ -265,6 +294,8 @@ class Server:
             self.world.after(0.01, self._sync, key, epoch, peer, earlier, page)
             return
         if page == PAGES:
+            held.unequal.discard(peer)
+            self._answer(held)
             self.world.to_owner(self, "synced", key, epoch, peer)
             return
         pages = {} if any(w.page == page for w in held.pending) else {page: held.pages.get(page, 0)}
@@ -669,18 +700,11 @@ class World:
         return self.servers[name]
 
     def has_last_copy(self, server: Server) -> bool:
-        """Whether pages may be lost with a server.
-
-        When a primary has gone, the owner takes one of its backups for the only server with all
-        pages, and gives the pages to the other backups again. So the simulation lets no two servers
-        with the same pages fail at the same time.
-        """
+        """Whether pages may be lost with a server, since nothing is well that has the same."""
         for volume in self.volumes.volumes.values():
             for extent in volume.extents:
                 others = [self.servers[s] for s in extent.in_sync if s != server.name]
-                if server.name in extent.in_sync and not (
-                    others and all(map(self.is_well, others))
-                ):
+                if server.name in extent.in_sync and not any(map(self.is_well, others)):
                     return True
         return False
 
