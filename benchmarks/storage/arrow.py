@@ -92,6 +92,13 @@ def private_bytes(table: pa.Table) -> int:
     return resident() - before
 
 
+def warm_up(client: ciel.Client, argument: object) -> None:
+    """Call a function for some seconds, in which each worker verifies what it has."""
+    until_s = time.monotonic() + VERIFIED_WITHIN_S
+    while time.monotonic() < until_s:
+        client.gather([client.submit(ciel.task(rows_of, slots=1), argument) for _ in range(4)])
+
+
 def whole_table(client: ciel.Client) -> dict[str, float]:
     """Measure how long a task waits for a table of 1.6 GiB that another task has made.
 
@@ -99,12 +106,11 @@ def whole_table(client: ciel.Client) -> dict[str, float]:
     """
     table = client.submit(made, ROWS)
     ciel.wait([table])
-    time.sleep(VERIFIED_WITHIN_S)  # until its checksum is known
+    warm_up(client, 5)  # until its checksum is known
     begun_s = time.perf_counter()
     assert client.submit(rows_of, table).result() == ROWS
     first_s = time.perf_counter() - begun_s
-    client.gather([client.submit(ciel.task(rows_of, slots=1), table) for _ in range(8)])
-    time.sleep(VERIFIED_WITHIN_S)
+    warm_up(client, table)
     taken: dict[str, list[float]] = {"table": [], "number": []}
     for _ in range(REPEATS):  # in turn: the speed of the machine changes
         for what, argument in (("table", table), ("number", 5)):

@@ -71,8 +71,8 @@ class Role(Enum):
 class Holding(NamedTuple):
     """The role of a server for an extent.
 
-    `backups`: the backups of a primary; `joining`: those that are getting the pages; `rejoining`:
-    those that it makes equal to itself before it answers reads.
+    Of a primary: its `backups`. `joining`: they are getting the pages. `rejoining`: the primary
+    makes them equal to itself before it answers reads.
     """
 
     volume: int

@@ -11,8 +11,8 @@ static int is_possible(const struct holding *holding)
     return 1;
 }
 
-/* Note which backups a primary has to make equal to itself: those that are named, and those of its
- * earlier orders that still are backups and are not equal yet. */
+/* Note which backups the primary makes equal to itself: those in this order, and those of earlier
+ * orders that still are backups and are not equal yet. */
 static void note_unequal(struct extent *extent, const struct holding *holding)
 {
     uint64_t backups = 0;

@@ -1,5 +1,5 @@
-/* Requests that a new primary answers when its backups are equal to it: reads, and writes that it
- * knows to be complete. What it has, its backups may lack until then. */
+/* Requests that a new primary answers when its backups are equal to it: reads, and writes that were
+ * completed before. Until then its backups may lack some of its pages. */
 #include "server.h"
 
 /* Let a request wait; sync.c then sends this extent before others. */
