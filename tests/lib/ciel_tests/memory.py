@@ -44,6 +44,8 @@ OFFER = 2 * EXTENTS
 REQUEST_TIMEOUT_S = 0.7
 FAULTS_FOR_S = 20.0
 HEALED_FOR_S = 10.0
+TROUBLE_MAX_S = 6.0
+"""How long a server is frozen or cut off: it has to be well again before the end."""
 
 
 class ViolationError(AssertionError):
@@ -737,10 +739,10 @@ class World:
             if len(living) < 5:
                 self.after(self.chance.expovariate(2.0), self.new_server)
         elif chance < 0.5:
-            until_s = self.now_s + self.chance.expovariate(1.0)
+            until_s = self.now_s + min(self.chance.expovariate(1.0), TROUBLE_MAX_S)
             server.frozen_until_s = max(until_s, server.frozen_until_s)
         elif chance < 0.8:
-            until_s = self.now_s + self.chance.expovariate(1.0)
+            until_s = self.now_s + min(self.chance.expovariate(1.0), TROUBLE_MAX_S)
             server.cut_until_s = max(until_s, server.cut_until_s)
             if self.chance.random() < 0.5:  # its connection breaks, instead of being silent
                 self.after(self.chance.expovariate(20.0), self.notice, server)
