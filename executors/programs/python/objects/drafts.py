@@ -1,7 +1,7 @@
 """Writes objects: in files of the store, or in place in an image of shmfs (`ciel.scc.attachments`).
 
-The worker commits a file; the program commits what it has written in an image, and then its worker
-gives it the name of the object.
+The worker commits files. The program itself commits a draft in an image; then the worker gives the
+draft the name of the object.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Draft:
         os.ftruncate(self._descriptor, size_bytes)  # it may be longer: files are reused
 
     def close(self) -> None:
-        """Close the file; what is mapped stays. A second call does nothing."""
+        """Close the file; its mappings stay. A second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -140,11 +140,8 @@ class EmulatedDraft(Draft):
         self._file = file
 
     def write_all(self, pieces: Sequence[Buffer]) -> None:
-        offset = 0
-        for piece in pieces:
-            self.write(memoryview(piece), offset)
-            offset += memoryview(piece).nbytes
-        self.finish(offset)
+        super().write_all(pieces)
+        self.finish(os.fstat(self._descriptor).st_size)
 
     def finish(self, size_bytes: int) -> None:
         with _as_os_error():
@@ -182,7 +179,7 @@ def open_place(place: str) -> Draft:
 
 @contextmanager
 def _as_os_error() -> Iterator[None]:
-    """Translate errors of the image, which occur only if it is full or damaged."""
+    """Translate errors of an image into OSError."""
     from ciel.storage.errors import NoSpaceError, StorageError
 
     try:
