@@ -352,10 +352,12 @@ def test_waiting_for_events_times_out(launcher: Launcher) -> None:
 def test_more_than_the_socket_buffer_holds_is_sent_in_pieces(
     launcher: Launcher, ends: Ends
 ) -> None:
+    os.kill(launcher.pid, signal.SIGSTOP)  # a fast launcher would keep the buffer empty
     for i in range(40):
         launcher.start(i, LaunchSpec(["/bin/true", *["x" * 1000] * 100]))
     assert not launcher.flush()
     assert launcher.wants_write
+    os.kill(launcher.pid, signal.SIGCONT)
     assert len(ends(launcher, 40)) == 40
     assert launcher.flush()
 
