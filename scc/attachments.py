@@ -1,9 +1,9 @@
 """Opens files of an image in programs of tasks and in clients, which read and write them in place.
 
 A worker names a file of its image by a place: `image:BUILD:BOOT:DEVICE:INODE:INSTANCE/NAME`. The
-process attaches to the image as a client of its own. So the content stays while the process uses
-it, however the worker ends; and if the process dies, other clients free what it held (POOL-1,
-POOL-4). What a program writes is visible to other cores once it has committed it (POOL-3).
+process attaches to the image as one more client, and its handle keeps the content even if the
+worker ends. If the process dies, other clients free its handles (POOL-1, POOL-4). Other cores see a
+file that the process writes once it has committed the file (POOL-3).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _attached(place: str, found: _Place) -> Image:
 
 
 def _identity(instance: str) -> str:
-    """Tell an image from those of other hosts, and from others of the same name."""
+    """Return the boot id, device and inode, which differ for each image, also on other hosts."""
     status = _path(instance, "control").stat()
     return f"{_boot()}:{status.st_dev}:{status.st_ino}"
 

@@ -93,7 +93,7 @@ def private_bytes(table: pa.Table) -> int:
 
 
 def warm_up(client: ciel.Client, argument: object) -> None:
-    """Call a function for some seconds, in which each worker verifies what it has."""
+    """Call a function for some seconds; meanwhile each worker verifies its objects."""
     until_s = time.monotonic() + VERIFIED_WITHIN_S
     while time.monotonic() < until_s:
         client.gather([client.submit(ciel.task(rows_of, slots=1), argument) for _ in range(4)])

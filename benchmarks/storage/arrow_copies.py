@@ -1,9 +1,9 @@
-"""Counts what is copied of tables of Arrow (POOL-3, POOL-5), and crashes of their readers (POOL-7).
+"""Counts copied bytes of Arrow tables (POOL-3, POOL-5), and crashes of their readers (POOL-7).
 
 The tables lie in memory without coherent caches, or on another host. For the crashes, 100,000
 stored tables are changed and read.
 
-The bytes between hosts are those that a network card counts. The hosts are namespaces, so this
+A network card counts the bytes between hosts. The hosts are namespaces, so this
 needs root; without it, the row is missing.
 """
 

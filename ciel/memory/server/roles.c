@@ -11,8 +11,8 @@ static int is_possible(const struct holding *holding)
     return 1;
 }
 
-/* Note which backups the primary makes equal to itself: those in this order, and those of earlier
- * orders that still are backups and are not equal yet. */
+/* Note the backups that the primary has to make equal: this order names some, and some remain from
+ * earlier orders. */
 static void note_unequal(struct extent *extent, const struct holding *holding)
 {
     uint64_t backups = 0;

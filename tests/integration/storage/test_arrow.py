@@ -261,7 +261,9 @@ def test_a_buffer_may_outlive_its_task(client: ciel.Client) -> None:
     done_by(pid, client, drop_buffer)
 
     def is_free() -> bool:
-        done_by(pid, client, drop_buffer)  # a program frees what is over with its next task at last
+        done_by(
+            pid, client, drop_buffer
+        )  # the program frees space with its next task at the latest
         return counted(client, "used_bytes") <= used + SMALL_BYTES
 
     wait_for(is_free, "the space to be free")
