@@ -180,6 +180,7 @@ class WorkerMachine:
         self._fetching: dict[ObjectId, Reference] = {}
         self._queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
         self._sequence = 0
+        self._has_dropped = False  # the store has dropped copies since this worker began
         self._deadlines: list[tuple[float, Key]] = []
 
     # --- views ------------------------------------------------------------------------------------
@@ -472,6 +473,10 @@ class WorkerMachine:
             if isinstance(ref, Future) and not self._is_produced_here(ref.id):
                 self._give_up(attempt, returned(attempt))
                 return
+        self._await(attempt, missing)
+
+    def _await(self, attempt: Attempt, missing: Sequence[Reference]) -> None:
+        """Fetch the missing inputs of an attempt before it may start."""
         self._waiting.wait(attempt.key, [ref.id for ref in missing])
         self._to_fetch.extend([ref for ref in missing if not isinstance(ref, Future)])
         self._fetch_some()
@@ -540,8 +545,10 @@ class WorkerMachine:
 
         Any thread may call this.
         """
-        attempts = list(self._attempts.values())[: 2 * self._slots.count]
-        return any(attempt.reads(ObjectId(object_id)) for attempt in attempts)
+        slots = self._slots
+        keys = [key for _, _, key in self._queue[: 2 * slots.count]]
+        attempts = [*slots.running.values(), *map(self._attempts.get, keys)]
+        return any(each.reads(ObjectId(object_id)) for each in attempts if each is not None)
 
     def fetch(self, ref: Reference) -> None:
         """Order the fetch of an object, unless one is in progress."""
@@ -701,6 +708,7 @@ class WorkerMachine:
     def dropped(self, object_id: ObjectId) -> None:
         """Note that the store has deleted an object because it was full."""
         self._stored.pop(object_id, None)
+        self._has_dropped = True
 
     def damaged(self, object_id: ObjectId) -> None:
         """Report that an object was deleted, since it was damaged."""
@@ -737,12 +745,20 @@ class WorkerMachine:
             self._start(attempt, now_s)
             return
         attempt.phase = Phase.QUEUED
-        self._sequence += 1
-        position, job = self._sequence, attempt.spec.job
-        if all(other.spec.job != job or other is attempt for other in self._attempts.values()):
-            position -= PASSED_PER_SLOT * self._slots.count
-        heappush(self._queue, (-attempt.spec.needs.priority, position, attempt.key))
+        if attempt.position is None:
+            attempt.position = self._position_of(attempt)
+        heappush(self._queue, (-attempt.spec.needs.priority, attempt.position, attempt.key))
         self._start_next(now_s)
+
+    def _position_of(self, attempt: Attempt) -> int:
+        """Return the position of an attempt in the queue: the last, or earlier if it is the only
+        one of its job.
+        """
+        self._sequence += 1
+        job = attempt.spec.job
+        if all(other.spec.job != job or other is attempt for other in self._attempts.values()):
+            return self._sequence - PASSED_PER_SLOT * self._slots.count
+        return self._sequence
 
     def _start_next(self, now_s: float) -> None:
         """Start queued tasks in order, up to the first one that does not fit.
@@ -761,6 +777,10 @@ class WorkerMachine:
             self._start(attempt, now_s)
 
     def _start(self, attempt: Attempt, now_s: float) -> None:
+        if self._has_dropped and (dropped := self._dropped_inputs(attempt)):
+            attempt.phase = Phase.FETCHING
+            self._await(attempt, dropped)
+            return
         attempt.phase = Phase.RUNNING
         for ref in attempt.inputs:
             if isinstance(ref, Stream) and (value := self._recent.get(ref.id)) is not None:
@@ -780,6 +800,16 @@ class WorkerMachine:
         self._orders.append(
             StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most, may_run_children)
         )
+
+    def _dropped_inputs(self, attempt: Attempt) -> list[Reference]:
+        """Return the inputs that the store has dropped since the attempt was assigned."""
+        return [
+            ref
+            for ref in attempt.inputs
+            if isinstance(ref, _STORED)
+            and ref.id not in self._stored
+            and not self._may_stay(ref, attempt)
+        ]
 
     def spawned(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float,
@@ -820,6 +850,7 @@ class WorkerMachine:
             self._report(SpawnTask(spec, known, key[1], True, True))
             child = Attempt(AssignTask(spec, 0, known))
             child.slots, child.memory_bytes, child.phase = 0, 0, Phase.RUNNING
+            self._slots.take(child)
             self._attempts[child.key] = child
 
     def _may_create(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:

@@ -111,7 +111,9 @@ Key = tuple[TaskId, int]
 class Attempt:
     """One attempt at a task on this worker."""
 
-    __slots__ = ("ending", "inputs", "key", "memory_bytes", "phase", "slots", "spec", "streams")
+    __slots__ = (
+        "ending", "inputs", "key", "memory_bytes", "phase", "position", "slots", "spec", "streams",
+    )  # fmt: skip
 
     def __init__(self, message: AssignTask) -> None:
         self.spec = message.spec
@@ -121,6 +123,7 @@ class Attempt:
         self.slots = needs.slots
         self.memory_bytes = needs.memory_bytes
         self.phase = Phase.FETCHING
+        self.position: int | None = None  # in the queue, which it keeps if it has to fetch again
         self.ending: TaskFault | InputsLost | None = None  # the reason for which it is being killed
         self.streams: tuple[ObjectId, ...] = ()  # outputs that others may read while it writes
 

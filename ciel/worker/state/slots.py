@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ciel.worker.state.orders import Attempt
+from ciel.worker.state.orders import Attempt, Key
 
 BRIEF_S = 0.005
 """Programs that take less time than this may be launched ahead of a free slot."""
@@ -25,6 +25,7 @@ class Slots:
     def __init__(self, count: int, interactive: frozenset[str], memory_bytes: int = 0) -> None:
         self.count = count
         self.free = count
+        self.running: dict[Key, Attempt] = {}  # the attempts that were given slots, or share some
         self.memory_free = memory_bytes
         self._memory_bytes = memory_bytes
         self._interactive = interactive
@@ -64,6 +65,7 @@ class Slots:
         if attempt.slots > 1:
             self._wide.append(attempt.slots)
         self.free -= attempt.slots
+        self.running[attempt.key] = attempt
         if attempt.memory_bytes:
             self.memory_free -= self._counted(attempt.memory_bytes)
         return at_most
@@ -71,6 +73,7 @@ class Slots:
     def give_back(self, attempt: Attempt) -> None:
         """Take an attempt's slots back."""
         self.free += attempt.slots
+        del self.running[attempt.key]
         if attempt.memory_bytes:
             self.memory_free += self._counted(attempt.memory_bytes)
         if attempt.slots > 1:

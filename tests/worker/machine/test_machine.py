@@ -700,3 +700,21 @@ def test_only_workers_that_were_met_are_asked(played: Played) -> None:
     x = stored("x", THERE, BEYOND)
     played.assign(READS_X, x)
     played.comes(FetchObject(x, (HttpPlan(BEYOND),)))
+
+
+def test_a_queued_task_fetches_an_input_again_that_the_store_has_dropped(played: Played) -> None:
+    """A store that is full drops copies (CIB-52). The task keeps its place in the queue."""
+    played.run(A)
+    played.assign(READS_X, stored("x", THERE))
+    played.fetched("x")
+    played.assign(B)
+    played.assign(C)
+    played.comes(fetch("x", THERE), copied("x"))
+    assert not played.machine.is_droppable(X)
+    played.machine.dropped(X)
+    played.ended(A)
+    played.comes(fetch("x", THERE), start(B), report(A))
+    played.fetched("x")
+    played.ended(B)
+    played.comes(start(READS_X, stored("x", THERE)), copied("x"), report(B))
+    assert not played.machine.is_droppable(X)
