@@ -71,14 +71,18 @@ class PythonConversation(Conversation):
         self._created: list[ObjectId] = []
         self._fault: tuple[str, Any] | None = None
         self._has_run_inline = False
+        self._is_starting = True
         attempt.maps_files = attempt.names_by_content = True
         for ref in attempt.task.inputs.values():
             if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
                 if attempt.is_here(ref) or ref.id not in attempt.task.spec.apart:
-                    attempt.open_whole(ref, self._opened(ref.id))
+                    attempt.open_whole(ref, partial(self._give_input, ref.id))
+        self._is_starting = False
 
-    def _opened(self, object_id: ObjectId) -> Callable[[str], None]:
-        return lambda path: self._say("input", {"id": object_id, "filename": path})
+    def _give_input(self, object_id: ObjectId, path: str) -> None:
+        """Send the path of an input, unless it comes too late: then the program asks for it."""
+        if self._is_starting:
+            self._say("input", {"id": object_id, "filename": path})
 
     # --- objects ----------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class Slow(Enum):
     """Kinds of slow jobs."""
 
     READ = "read"
-    """Read an object of the daemon's store, for its checksum."""
+    """Read an object of the daemon's store, for its checksum, or to bring it back to this host."""
     LIFT = "lift"
     """Copy an object from the store behind into the daemon's store."""
     TAKE = "take"
@@ -74,6 +74,8 @@ class Place(Enum):
 
     BEHIND = "behind"
     """Only in the store behind the daemon's store."""
+    REMOTE = "remote"
+    """In the daemon's store, which keeps it in memory of other machines."""
     NOWHERE = "nowhere"
     """In neither store; a peer may have it."""
 
@@ -295,6 +297,8 @@ class Requests:
                 self._wait_for(state, Slow.READ, None)
             else:
                 self._have(state, found)
+        elif found is Place.REMOTE:
+            self._wait_for(state, Slow.READ, None)
         elif found is Place.BEHIND:
             self._wait_for(state, Slow.LIFT, None)
         elif load.recursive:

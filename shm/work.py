@@ -123,6 +123,8 @@ class Work:
 
     def look_up(self, name: str, *, for_peer: bool) -> Seen | Place:
         """Look up an object in the daemon's store."""
+        if self.store.is_remote(name):
+            return Place.REMOTE
         info = self.store.stat(name)
         try:
             known = (info.checksum if info else None) or ""
@@ -138,6 +140,7 @@ class Work:
     def do_slowly(self, kind: Slow, name: str, offer: Ok | None) -> Done:
         """Run a slow job."""
         if kind is Slow.READ:
+            self.store.bring_back(name)
             known = self.store.checksum(name)
             return Done(self._seen(name, known, for_peer=True), None)
         if kind is Slow.LIFT:

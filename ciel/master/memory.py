@@ -43,12 +43,14 @@ from ciel.master.memory_stats import (
     volume_row,
 )
 from ciel.memory.local import LocalAddress
+from ciel.memory.master import PLACES_MAX
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES
 from ciel.memory.volumes import (
     LEASE_S,
     Connect,
     Dismiss,
     Expel,
+    Extent,
     Hold,
     Holding,
     Keep,
@@ -216,8 +218,8 @@ class MemoryServers:
             return self._described()
         if topic == "memory_stats":
             return self._stats()
-        if topic == "memory_place":
-            return self._place(_text(argument, "name"), argument.get("extent"))
+        if topic == "memory_places":
+            return self._places(_text(argument, "name"), argument)
         raise VolumeError(f"there is no query {topic!r}")
 
     def families(self) -> list[Family]:
@@ -245,7 +247,7 @@ class MemoryServers:
     def change_of_worker(self, worker: str, topic: str, argument: Mapping[str, Any]) -> Any:
         """Carry out a request of a worker about its own volumes; raises CielError."""
         owner = WORKER + worker
-        if topic in ("memory", "memory_place"):
+        if topic in ("memory", "memory_places"):
             return self.answer(topic, argument)
         if topic == "memory_create":
             volume = self._create(argument, owner)
@@ -325,12 +327,17 @@ class MemoryServers:
             "why": next((place.why for place in places if place.why), ""),
         }  # fmt: skip
 
-    def _place(self, name: str, extent: Any) -> Any:
+    def _places(self, name: str, argument: Mapping[str, Any]) -> list[Any]:
+        """Return where some extents are, fewer if the volume ends before."""
         extents = self._volumes.named(name).extents
-        found = extents[_whole(extent, 0, len(extents) - 1)]
-        place = self._volumes.place(found)
-        server = self._volumes.servers[found.primary].number if place.address else 0
+        first = _whole(argument.get("extent"), 0, len(extents) - 1)
+        count = _whole(argument.get("count"), 1, PLACES_MAX)
+        return [self._place(extent) for extent in extents[first : first + count]]
+
+    def _place(self, extent: Extent) -> Any:
+        place = self._volumes.place(extent)
         here = bool(place.address)
+        server = self._volumes.servers[extent.primary].number if here else 0
         return {"epoch": place.epoch, "server": server, "here": here, "why": place.why}
 
     # --- orders -----------------------------------------------------------------------------------

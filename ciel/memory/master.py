@@ -11,6 +11,8 @@ from ciel.memory.local import LocalAddress
 from ciel.memory.volumes import Place
 
 CONNECT_TIMEOUT_S: Final = 1.0
+PLACES_MAX: Final = 256
+"""The extents about which a query asks at most."""
 
 
 class Master(Protocol):
@@ -26,10 +28,22 @@ class VolumeOwner:
     def __init__(self, master: Master, name: str) -> None:
         self._master = master
         self._name = name
+        self._given: set[int] = set()  # extents for which there was an answer
+        self._ahead: dict[int, Any] = {}  # places that the master has sent with earlier ones
 
     def place(self, extent: int) -> tuple[Place, int]:
-        """Return where an extent is; raises OSError."""
-        found = self._request(self._master.ask, "memory_place", name=self._name, extent=extent)
+        """Return where an extent is; raises OSError.
+
+        The first answer may be as old as another one. If it is wrong, the server says so, and the
+        next one comes from the master.
+        """
+        if extent not in self._ahead:
+            count = 1 if extent in self._given else PLACES_MAX
+            wanted = {"name": self._name, "extent": extent, "count": count}
+            places = enumerate(self._request(self._master.ask, "memory_places", **wanted), extent)
+            self._ahead |= {n: place for n, place in places if n == extent or n not in self._given}
+        self._given.add(extent)
+        found = self._ahead.pop(extent)
         address = "here" if found["here"] else ""
         return Place(found["epoch"], address, found["why"]), found["server"]
 

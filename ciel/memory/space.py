@@ -13,11 +13,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, NamedTuple
 
+import cffi
+
 from ciel.core.errors import CielError
 from ciel.memory.companion import Companion, Owner
 from ciel.memory.page_server import EXTENT_BYTES, LIBRARY
 
 TIMEOUT_S: Final = 2.0
+_FFI: Final = cffi.FFI()  # finds the memory of buffers that must not be changed
 
 
 class SpaceError(CielError, OSError):
@@ -75,9 +78,10 @@ class Space:
 
     def write(self, address: int, content: bytes | bytearray | memoryview) -> None:
         """Write bytes; raises SpaceError, and ValueError if they lie outside."""
-        view = bytes(content)
-        self._check(address, len(view))
-        self._call(self._library.page_session_write, view, len(view), address)
+        with memoryview(content) as view, _FFI.from_buffer(view) as held:
+            self._check(address, view.nbytes)
+            start = int(_FFI.cast("uintptr_t", held))
+            self._call(self._library.page_session_write, start, view.nbytes, address)
 
     def trim(self, address: int, length: int) -> None:
         """Set bytes to zero, and free the pages that lie within them; raises as `write` does."""
@@ -149,7 +153,7 @@ def _library() -> Any:
         "page_session_open": (handle, (handle,)),
         "page_session_close": (None, (handle,)),
         "page_session_read": (ctypes.c_int, (handle, handle, size, size)),
-        "page_session_write": (ctypes.c_int, (handle, ctypes.c_char_p, size, size)),
+        "page_session_write": (ctypes.c_int, (handle, handle, size, size)),
         "page_session_trim": (ctypes.c_int, (handle, size, size)),
         "page_session_why": (ctypes.c_char_p, (handle,)),
     }

@@ -379,6 +379,12 @@ class ObjectStore(ABC):
         """
         return
 
+    def expect(self, object_id: str) -> bool:
+        """Let an object stay for whoever opens it soon; False if it is only on other machines, so
+        that `bring_back` is needed, which does the same.
+        """
+        return True
+
     def settle(self, object_id: str, guard: Guard, may_go_on: Callable[[], bool]) -> bool:
         """Move an object that was written here to where this store moves objects; True if it was.
 

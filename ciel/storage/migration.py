@@ -11,6 +11,7 @@ waits until the thread has noticed that; the thread checks after each piece that
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from ciel.storage.eviction import Scene, Step, Way, steps_to_free
 from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.storage.space import occupied_bytes
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 4 << 20  # an object that moves can be used again after so many bytes
 LOW_SHARE, ROOM_SHARE = 16, 8
 """When less than a sixteenth of the upper level is free, the thread frees up to an eighth, so that
 new writers need not wait. It frees no more, since objects in memory are faster to read."""
@@ -58,7 +59,7 @@ class Migrator:
         self._moving: dict[str, bool] = {}  # whether the move was cancelled
         self._to_load: deque[str] = deque()
         self._to_settle: deque[str] = deque()
-        self._expected: dict[str, float] = {}  # brought back and not opened yet: until when
+        self._expected: dict[str, list[float]] = {}  # until when, for each expected user
         self._wants: dict[object, int] = {}  # bytes that waiting writers lack
         self._unmet_bytes = 0  # that a writer lacked which gave up; freed for the next writer
         self._changes = 0  # counts events that may have freed space
@@ -252,6 +253,9 @@ class Migrator:
                 did = self._make_room() or self._load_one() or self._settle_one()
             except StorageError:
                 did = False  # a level did not report its usage; the thread retries after a change
+            except Exception:  # a bug must not stop the thread, or writers wait for it in vain
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
+                did, self._below_failed = False, True
             if did:
                 continue
             with self._lock:
@@ -389,37 +393,49 @@ class Migrator:
                 while object_id in self._moving:
                     self._lock.wait()
                 if object_id in self._above:
-                    self._expect(object_id)
+                    self.expect(object_id)
                     return
                 self._moving[object_id] = False
             try:
                 with self._lower.open(object_id) as reader:
                     self._copy_up(reader, lambda size_bytes: writer)
-                with self._lock:
-                    if object_id in self._above:
-                        self._expect(object_id)
+                self.expect(object_id)
             finally:
                 self._end_move(object_id)
 
-    def _expect(self, object_id: str) -> None:
-        """Keep an object in its level until `opened`, or for EXPECTED_S; requires the lock."""
-        if object_id not in self._expected:
+    def expect(self, object_id: str) -> bool:
+        """Keep an object in its level until `opened`, or for EXPECTED_S. False if it is remote."""
+        with self._lock:
+            if object_id not in self._above:
+                if self._lower.is_remote(object_id):
+                    return False
+                if self._lower.stat(object_id) is None:
+                    return True
             self.hold(object_id)
-        self._expected[object_id] = time.monotonic() + EXPECTED_S
+            self._expected.setdefault(object_id, []).append(time.monotonic() + EXPECTED_S)
+        return True
 
     def opened(self, object_id: str) -> None:
-        """Note that the user for whom an object was brought back has opened it."""
+        """Note that one of the users who were expected to open an object has opened it."""
         if object_id in self._expected:
             with self._lock:
-                if self._expected.pop(object_id, None) is not None:
-                    self.release(object_id)
+                self._end_expectation(object_id)
+
+    def _end_expectation(self, object_id: str) -> None:
+        if waiting := self._expected.get(object_id):
+            waiting.pop(0)
+            if not waiting:
+                del self._expected[object_id]
+            self.release(object_id)
 
     def _end_expectations(self) -> None:
         """Let objects move that nobody has opened for long."""
         now_s = time.monotonic()
         with self._lock:
-            for object_id in [o for o, until_s in self._expected.items() if until_s < now_s]:
-                self.opened(object_id)
+            expected = [(o, until_s) for o, each in self._expected.items() for until_s in each]
+            for object_id, until_s in expected:
+                if until_s < now_s:
+                    self._end_expectation(object_id)
 
     def _settle_one(self) -> bool:
         """Settle one object that nobody uses; False if there is none."""

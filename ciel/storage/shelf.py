@@ -50,6 +50,8 @@ NAMED_BIT = stat.S_ISVTX
 _WRITABLE_BITS = 0o222
 # Another try is needed whenever another process deleted or created a file meanwhile.
 _PUBLISH_TRIES = 8
+OWNER_RECOUNT_S = 1.0
+"""How long the account of a directory with one owner is true without counting its objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Shelf:
             )
         except OSError as error:
             raise StoreSystemError("claim", error.errno or errno.EIO) from error
+        self.space.recount_s = OWNER_RECOUNT_S
 
     def gone(self) -> str:
         """Return the path of a directory that was removed or replaced; empty if none was."""

@@ -96,9 +96,9 @@ class Space:
     by the capacity, if one is configured, and by the device.
 
     Other processes may use the same directory. The account counts their objects when it is opened,
-    and again before it refuses a request; in between, each process counts only its own. It queries
-    the free space of the device at most every `FREE_SPACE_CACHE_S`. Its own reservations and
-    commits do not change the limit in between.
+    and again before it refuses a request, unless it did so within `recount_s`; in between, each
+    process counts only its own. It queries the free space of the device at most every
+    `FREE_SPACE_CACHE_S`. Its own reservations and commits do not change the limit in between.
     """
 
     def __init__(
@@ -118,6 +118,9 @@ class Space:
         self._used_bytes, self._object_count = recount()
         self._reserved_bytes = 0
         self.recounts = 0
+        self.recount_s = 0.0
+        """How long the account is true without another count: the objects of other processes."""
+        self._counted_s = time.monotonic()
         self._device_limit_bytes = 0
         self._queried_s = -FREE_SPACE_CACHE_S
 
@@ -130,8 +133,7 @@ class Space:
         is_bounded = self._capacity_bytes is not None and not may_overrun
         with self._lock:
             if is_bounded and wanted_bytes > self._available_bytes(is_allocated):
-                self._used_bytes, self._object_count = self._recount()
-                self.recounts += 1
+                self._count_again()
                 self._queried_s = -FREE_SPACE_CACHE_S
                 available_bytes = self._available_bytes(is_allocated)
                 if wanted_bytes > available_bytes:
@@ -139,6 +141,13 @@ class Space:
             if is_allocated:  # the cached free space does not include this allocation
                 self._queried_s = -FREE_SPACE_CACHE_S
             self._reserved_bytes += wanted_bytes
+
+    def _count_again(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._counted_s >= self.recount_s:
+            self._used_bytes, self._object_count = self._recount()
+            self.recounts += 1
+            self._counted_s = now_s
 
     def release(self, reserved_bytes: int) -> None:
         """Cancel a reservation."""

@@ -452,9 +452,9 @@ class TieredStore(ObjectStore):
             raise
         if is_above:
             mover.used(object_id, reader.size_bytes)
-            mover.opened(object_id)
         else:
             mover.read_below(object_id)
+        mover.opened(object_id)
         return TieredReader(reader, mover, self.reading[is_above])
 
     def is_remote(self, object_id: str) -> bool:
@@ -466,6 +466,10 @@ class TieredStore(ObjectStore):
                 self.mover.bring_back(object_id, partial(self._begin_above, object_id))
             except NoSpaceError:
                 self._lower.bring_back(object_id)
+                self.mover.expect(object_id)
+
+    def expect(self, object_id: str) -> bool:
+        return not self.settles or self.mover.expect(object_id)
 
     def use_memory(self, lender: Lender) -> bool:
         self.settles = self._lower.use_memory(lender)

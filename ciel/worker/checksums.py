@@ -103,8 +103,8 @@ class Checksums:
         return gatherResults(waits).addCallback(lambda found: frozenset().union(*found))
 
     def _is_due(self, object_id: str) -> bool:
-        is_new = self._verify is not Verify.NEVER and object_id not in self._verified
-        return is_new or self._store.is_remote(object_id)
+        is_here = self._store.expect(object_id)
+        return not is_here or (self._verify is not Verify.NEVER and object_id not in self._verified)
 
     def _verify_all(self, refs: Sequence[Concrete | Sweetheart]) -> Deferred[Damaged]:
         objects = [ref.id for ref in refs]

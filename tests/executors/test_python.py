@@ -176,6 +176,25 @@ def test_inputs_in_the_store_are_told_before_the_task(store: FileStore, tmp_path
     assert Path(args["filename"]).read_bytes() == b"content"
 
 
+def test_an_input_that_comes_late_is_told_when_the_program_asks(
+    store: FileStore, tmp_path: Path
+) -> None:
+    """Its path must not come between a call and its reply: the program would end."""
+    store.put("x", b"content")
+    ref = stored("x", HERE)
+    said = Transcript()
+    attempt = FakeAttempt(task_of({"calls": TEXT, "inputs": [ref]}, ref), store, tmp_path, HERE)
+    attempt.is_slow = True
+    told = PythonConversation(attempt, said.say)
+    attempt.go_on()
+    assert not said.take()
+    told.called([Call("open_ref", {"ref": ref})])
+    attempt.go_on()
+    ((method, args),) = said.take()
+    assert method == "open_ref"
+    assert Path(args["filename"]).read_bytes() == b"content"
+
+
 def test_what_the_program_has_at_hand_is_not_opened(store: FileStore, tmp_path: Path) -> None:
     ref = stored("x", HERE)
     said = Transcript()

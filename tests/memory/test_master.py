@@ -20,6 +20,7 @@ from ciel.core.events import (
 from ciel.core.volume_table import VolumeTable
 from ciel.master.memory import MemoryServers
 from ciel.master.memory_limits import NO_LIMITS, Limits
+from ciel.memory.master import PLACES_MAX, VolumeOwner
 from ciel.memory.volumes import VolumeError
 from ciel.net.control import ControlPeer
 
@@ -118,6 +119,32 @@ def test_the_pages_of_a_lower_offer_move_to_another_server() -> None:
     found = servers.answer("memory_stats", {})
     assert [row["reserved_bytes"] for row in found["servers"]] == [2 * MIB, MIB]
     assert found["volumes"][0]["copying"] == 1
+
+
+def test_a_query_tells_where_several_extents_are_and_a_repeated_one_where_one_is() -> None:
+    servers, lender = master()
+    create(servers, "v", 3)
+    asked: list[Any] = []
+
+    def ask(topic: str, argument: Any = None) -> Any:
+        asked.append((argument["extent"], argument["count"]))
+        return servers.answer(topic, argument)
+
+    owner = VolumeOwner(cast(Any, SimpleNamespace(ask=ask)), "v")
+    assert [owner.place(extent)[0].address for extent in (0, 1)] == ["", ""]
+    lender.carries_out()
+    assert [owner.place(extent)[0].address for extent in (0, 1)] == ["here", "here"]
+    assert owner.place(2)[0].address == ""  # as the first answer said
+    assert owner.place(2)[0].address == "here"
+    assert asked == [(0, PLACES_MAX), (0, 1), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("wanted", [{"extent": 3, "count": 1}, {"extent": 0, "count": 257}, {}])
+def test_a_query_for_places_has_limits(wanted: dict[str, int]) -> None:
+    servers, _ = master()
+    create(servers, "v", 3)
+    with pytest.raises(VolumeError, match="a whole number from"):
+        servers.answer("memory_places", {"name": "v", **wanted})
 
 
 def test_a_server_that_joins_may_offer_nothing() -> None:

@@ -101,6 +101,14 @@ def test_what_lies_behind_the_store_is_lifted_once_for_all_who_ask() -> None:
     assert [order.source for order in orders if isinstance(order, Answer)] == ["a", "b"]
 
 
+def test_what_lies_in_memory_of_other_machines_is_brought_back_in_a_thread() -> None:
+    asked = Asked(Load(1, "x"))
+    orders = asked.tell("looked_up", asked.serial, Place.REMOTE)
+    assert orders == [StartSlow(Slow.READ, "x", None)]
+    asked.tell("slow_done", Slow.READ, "x", SEEN)
+    assert answers(asked.orders) == [Ok(1, SEEN.path, SEEN.size_bytes, SEEN.checksum)]
+
+
 def test_a_non_recursive_request_never_asks_on() -> None:
     asked = Asked(Load(1, "x", recursive=False))
     (answer,) = answers(asked.tell("looked_up", asked.serial, Place.NOWHERE))

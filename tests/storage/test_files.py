@@ -7,6 +7,7 @@ from ciel.storage import space
 from ciel.storage.errors import CorruptObjectError, NoSpaceError
 from ciel.storage.files import FileStore, open_disk
 from ciel.storage.interface import Capabilities
+from ciel.storage.shelf import ShelfOptions
 from ciel.testing.directory_store_suite import DirectoryStoreSuite
 
 
@@ -82,3 +83,15 @@ def test_more_than_the_device_has_is_refused_before_anything_is_allocated(
             store.begin("large", size_hint_bytes=1 << 60)
         with pytest.raises(AssertionError, match="4096 bytes"):
             store.begin("small", size_hint_bytes=4096)
+
+
+def test_a_store_with_one_owner_does_not_count_its_objects_at_each_refusal(tmp_path: Path) -> None:
+    """Writers that wait for space ask again and again. Other processes add nothing there."""
+    with FileStore(tmp_path, ShelfOptions(capacity_bytes=10_000)) as store:
+        store.claim()
+        store.put("x", bytes(8_000))
+        (tmp_path / "objects" / "x").unlink()
+        with pytest.raises(NoSpaceError):
+            store.put("y", bytes(8_000))
+        store._shelf.space.recount_s = 0.0
+        store.put("y", bytes(8_000))

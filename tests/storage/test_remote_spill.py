@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.memory.page_server import EXTENT_BYTES
+from ciel.shm.requests import Place, Slow
+from ciel.shm.work import Done, Work
 from ciel.storage.errors import (
     CorruptObjectError,
     NoSpaceError,
@@ -22,7 +24,7 @@ from ciel.storage.errors import (
     ObjectNotFoundError,
 )
 from ciel.storage.files import FileStore
-from ciel.storage.interface import DISK, Capabilities
+from ciel.storage.interface import DISK, Capabilities, ObjectWriter
 from ciel.storage.remote.memory import FreePages, RemoteMemory
 from ciel.storage.remote.spill import RemoteSpill
 from ciel.storage.shelf import ShelfOptions
@@ -154,8 +156,9 @@ def test_objects_that_do_not_fit_are_moved_to_other_machines_and_come_back(lab: 
 
 def test_levels_say_how_much_is_where(lab: Lab) -> None:
     names = lab.put(12)
+    until(lambda: lab.store.levels()[1].objects == len(lab.remote(names)))  # none is moving
     memory, remote, disk = lab.store.levels()
-    assert (remote.name, remote.objects) == ("remote", len(lab.remote(names)))
+    assert remote.name == "remote"
     assert remote.used_bytes >= remote.objects * OBJECT_BYTES
     assert remote.capacity_bytes is not None
     assert remote.used_bytes <= remote.capacity_bytes
@@ -170,6 +173,58 @@ def test_an_object_that_was_brought_back_stays_until_it_was_opened(lab: Lab) -> 
     lab.put(30, 20)
     assert not lab.store.is_remote(wanted)
     lab.store.open(wanted).close()
+
+
+def test_an_object_that_is_expected_does_not_make_room_for_others(lab: Lab) -> None:
+    names = lab.put(12)
+    wanted = next(name for name in names if not lab.store.is_remote(name))
+    lab.store.expect(wanted)
+    lab.put(30, 20)
+    assert not lab.store.is_remote(wanted)
+    lab.store.open(wanted).close()
+    lab.put(50, 30)
+    assert lab.store.is_remote(wanted)
+
+
+def test_an_object_stays_until_each_of_those_who_are_expected_has_opened_it(lab: Lab) -> None:
+    names = lab.put(12)
+    wanted = lab.remote(names)[0]
+    lab.bring_back(wanted)
+    assert lab.store.expect(wanted)
+    lab.store.open(wanted).close()
+    lab.put(30, 20)
+    assert not lab.store.is_remote(wanted)
+    lab.store.open(wanted).close()
+    lab.put(50, 30)
+    assert lab.store.is_remote(wanted)
+    assert not lab.store.expect(wanted)
+
+
+def test_a_peer_of_this_host_gets_the_path_of_an_object_that_was_remote(lab: Lab) -> None:
+    wanted = lab.remote(lab.put(12))[0]
+    work = Work(lab.store, None, lambda path, size_bytes: nullcontext())
+    assert work.look_up(wanted, for_peer=True) is Place.REMOTE
+    found: list[Done] = []
+    elsewhere(lambda: found.append(work.do_slowly(Slow.READ, wanted, None)))
+    assert Path(found[0].seen.path).read_bytes() == content(int(wanted.removeprefix("o")))
+
+
+def test_an_error_that_no_code_expects_does_not_end_the_thread_that_moves_objects(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writers would wait for space that nobody frees."""
+    shown: list[object] = []
+    begin = lab.spill.begin_moved
+
+    def fail_once(object_id: str, size_bytes: int) -> ObjectWriter:
+        monkeypatch.setattr(lab.spill, "begin_moved", begin)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    monkeypatch.setattr(lab.spill, "begin_moved", fail_once)
+    names = lab.put(12)
+    assert len(shown) == 1
+    until(lambda: len(lab.remote(names)) > 0)
 
 
 def test_objects_go_to_the_disk_when_no_memory_is_left(lab: Lab) -> None:

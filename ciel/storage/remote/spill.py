@@ -36,7 +36,7 @@ from ciel.storage.interface import (
     StoreLevel,
     StoreUsage,
 )
-from ciel.storage.remote.memory import Lender, Range, RemoteMemory, RemoteMemoryError
+from ciel.storage.remote.memory import PAGE_BYTES, Lender, Range, RemoteMemory, RemoteMemoryError
 
 PIECE_BYTES: Final = 1 << 20
 REMOTE: Final = "remote"
@@ -336,21 +336,28 @@ class RemoteWriter(ObjectWriter):
         if self.size_bytes + content.nbytes > self._whole_bytes:
             raise StoreSystemError("write more than was reserved", errno.EFBIG)
         self._digest.update(content)
+        is_last = self.size_bytes + content.nbytes == self._whole_bytes
+        if not self._pending and (is_last or content.nbytes % PAGE_BYTES == 0):
+            self._write(content)
+            return
         self._pending += content
         if len(self._pending) >= PIECE_BYTES:
             self._flush(len(self._pending) & -PIECE_BYTES)
 
     def _flush(self, size_bytes: int) -> None:
         """Write the first pending bytes: a whole number of pages, or all."""
+        with memoryview(self._pending) as pending, pending[:size_bytes] as first:
+            self._write(first)
+        del self._pending[:size_bytes]
+
+    def _write(self, content: memoryview) -> None:
         if self._ranges is None:
             raise StoreClosedError(f"the writer of {self.object_id}")
-        with memoryview(self._pending) as pending, pending[:size_bytes] as first:
-            try:
-                self._memory.write(self._ranges, self._written_bytes, first)
-            except RemoteMemoryError as error:
-                raise StoreSystemError(f"write remote memory: {error}", errno.EIO) from error
-        del self._pending[:size_bytes]
-        self._written_bytes += size_bytes
+        try:
+            self._memory.write(self._ranges, self._written_bytes, content)
+        except RemoteMemoryError as error:
+            raise StoreSystemError(f"write remote memory: {error}", errno.EIO) from error
+        self._written_bytes += content.nbytes
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         raise StoreSystemError("read an object that is being moved", errno.EOPNOTSUPP)

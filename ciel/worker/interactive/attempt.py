@@ -321,6 +321,10 @@ class InteractiveAttempt(Attempt):
                 again = functools.partial(self._open, then=then, fetches_left=fetches_left - 1)
                 self._fetch(ref, lambda: again(self.resolve(ref), in_file=in_file))
                 return
+            if reader.path is None and self._place.store.is_remote(ref.id):
+                reader.close()
+                self._open_stored(ref, then, fetches_left, in_file)
+                return
             self._readers[ref.id] = reader
         path = lasting_path(reader, maps_files=self.maps_files and not in_file)
         then(path or self.scratch.write_input(reader.read(0, reader.size_bytes)))

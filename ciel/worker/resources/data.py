@@ -138,7 +138,7 @@ class Data(Route):
             info = None  # `answer` says why
         is_sent = request.method == b"GET" and info is not None
         is_large = is_sent and info is not None and info.size_bytes > VERIFIED_MAX_BYTES
-        if info is None or (is_large and not self._store.is_remote(info.object_id)):
+        if info is None or (is_large and self._store.expect(info.object_id)):
             return answer(request)
         ref = Concrete(ObjectId(info.object_id), info.size_bytes, frozenset())
         waiting = self._checksums.verify((ref,))
