@@ -95,7 +95,7 @@ static void free_all(struct page_server *server)
         if (fd >= 0)
             close(fd);
     }
-    free(server->checksums);
+    free(server->splits);
     free(server->free_slots);
     free(server->events);
     pthread_mutex_destroy(&server->mutex);
@@ -114,11 +114,11 @@ static int set_up(struct page_server *server, int64_t offered_bytes, int is_lock
     server->epoll = epoll_create1(EPOLL_CLOEXEC);
     server->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     server->has_events = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    server->checksums = malloc((size_t)all * 4);
+    server->splits = calloc(all, sizeof *server->splits);
     server->free_slots = malloc((size_t)all * 4);
     server->events = malloc(EVENTS_MAX * sizeof *server->events);
     if (server->epoll < 0 || server->wake < 0 || server->has_events < 0 ||
-        server->checksums == NULL || server->free_slots == NULL || server->events == NULL)
+        server->splits == NULL || server->free_slots == NULL || server->events == NULL)
         return 0;
     void *pages = mmap(NULL, (size_t)all * PAGE_BYTES, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -129,7 +129,7 @@ static int set_up(struct page_server *server, int64_t offered_bytes, int is_lock
     if (is_locked && mlock(pages, (size_t)all * PAGE_BYTES) != 0)
         return 0;
     for (uint32_t n = 0; n < all; n++) /* the first pages are used first */
-        server->free_slots[n] = all - n;
+        server->free_slots[n] = all - 1 - n;
     return epoll_ctl(server->epoll, EPOLL_CTL_ADD, server->wake, &woken) == 0;
 }
 
@@ -138,7 +138,7 @@ struct page_server *page_server_open(int64_t offered_bytes, int is_locked)
     struct page_server *server;
 
     if (offered_bytes < EXTENT_PAGES * PAGE_BYTES ||
-        offered_bytes / PAGE_BYTES >= (int64_t)UINT32_MAX - SPARE_PAGES) {
+        offered_bytes / PAGE_BYTES >= (int64_t)UINT32_MAX / QUARTERS - SPARE_PAGES) {
         errno = EINVAL;
         return NULL;
     }
@@ -220,7 +220,7 @@ void page_server_figures(struct page_server *server, struct figures *figures)
 {
     pthread_mutex_lock(&server->mutex);
     *figures = server->figures;
-    figures->pages_used = server->slot_count - room_of(server);
+    figures->pages_used = server->slot_count + SPARE_PAGES - server->arriving - server->free_count;
     pthread_mutex_unlock(&server->mutex);
 }
 
@@ -245,7 +245,7 @@ int page_server_release(struct page_server *server, uint32_t count)
         uint32_t run = 1; /* slots of pages that are adjacent, the last one first */
         while (server->released + run < end && slots[run] == slots[run - 1] - 1)
             run++;
-        failed = madvise(page_at(server, slots[run - 1]), (size_t)run * PAGE_BYTES, advice);
+        failed = madvise(server->pages + (size_t)slots[run - 1] * PAGE_BYTES, (size_t)run * PAGE_BYTES, advice);
         if (!failed)
             server->released += run;
     }

@@ -39,7 +39,8 @@ enum status {
  * its request, except for size and status. */
 struct frame {
     uint32_t size_bytes; /* of what follows: for n pages, n checksums of 4 bytes, then the pages */
-    uint16_t op;
+    uint8_t op;
+    uint8_t is_packed; /* 1: after the checksums, n lengths of 2 bytes; then the packed pages */
     uint16_t status;
     uint64_t id;       /* of the request in its session: 1, 2, … */
     uint64_t session;  /* in forwards: of the client */

@@ -35,6 +35,7 @@ from ciel.testing.homes import wait_for
 
 FRAME: Final = struct.Struct("<IHHQQQQQII")
 READ, WRITE, TRIM, FORWARD, FORWARD_TRIM, SYNC = range(1, 7)
+PACKED: Final = 0x100
 OK, STALE, NO_SPACE, DAMAGED = range(4)
 VOLUME: Final = 7
 LATEST: Final = 2**32 - 1  # an epoch that differs from 1 in all bytes
@@ -83,7 +84,8 @@ class Caller:
             id = self.last_id = self.last_id + 1
         content = [] if isinstance(pages, int) else pages
         sums = [checksum(each) for each in content] if sums is None else sums
-        payload = struct.pack(f"<{len(sums)}I", *sums) + b"".join(content)
+        lengths = [len(each) for each in content] if op & PACKED else []
+        payload = struct.pack(f"<{len(sums)}I{len(lengths)}H", *sums, *lengths) + b"".join(content)
         number = pages if isinstance(pages, int) else len(pages)
         header = FRAME.pack(
             len(payload), op, 0, id, session, sequence, volume, first, number, self.epoch
@@ -92,8 +94,10 @@ class Caller:
 
     def reply(self) -> Reply:
         header = self._take(FRAME.size)
-        size_bytes, op, status, id, *_ = FRAME.unpack(header)
+        size_bytes, op, status, id, *_, number, _ = FRAME.unpack(header)
         payload = self._take(size_bytes)
+        if op & PACKED:
+            return Reply(op, status, id, payload)
         number = size_bytes // (PAGE_BYTES + 4)
         content = payload[4 * number :]
         sums = struct.unpack_from(f"<{number}I", payload)
@@ -123,6 +127,25 @@ class Caller:
         self.send(READ, first, number)
         status, content = self.reply()[1::2]
         return int(status) or bytes(content)
+
+    def write_packed(self, first: int, *pages: bytes) -> int:
+        self.send(WRITE | PACKED, first, list(pages))
+        return self.reply().status
+
+    def read_packed(self, first: int, number: int = 1) -> list[bytes]:
+        """Return the pages as they were written; one of zeros is empty."""
+        self.send(READ | PACKED, first, number)
+        status, payload = self.reply()[1::2]
+        assert status == OK
+        sums = struct.unpack_from(f"<{number}I", payload)
+        lengths = struct.unpack_from(f"<{number}H", payload, 4 * number)
+        pages, at = [], 6 * number
+        for length, expected in zip(lengths, sums, strict=True):
+            pages.append(payload[at : at + length])
+            at += length
+            assert not length or checksum(pages[-1]) == expected
+        assert at == len(payload)
+        return pages
 
     def is_waiting(self) -> bool:
         """Whether the server sends nothing for a while."""
@@ -397,6 +420,96 @@ def test_the_checksum_of_long_content_is_that_of_its_bytes(size: int) -> None:
         for _ in range(8):
             expected = expected >> 1 ^ (0x82F63B78 if expected & 1 else 0)
     assert checksum(content) == expected ^ 0xFFFFFFFF
+
+
+# --- packed pages ---------------------------------------------------------------------------------
+
+
+def used_pages(server: Server) -> int:
+    return int(server.pages.figures().pages_used)
+
+
+def test_packed_pages_are_returned_as_they_were_written(server: Server) -> None:
+    caller = Caller(server)
+    pages = [b"a", b"", bytes(range(256)) * 4, b"c" * 1025, page("whole"), b"e" * 4095]
+    assert caller.write_packed(3, *pages) == OK
+    assert caller.read_packed(2, 8) == [b"", *pages, b""]
+    assert caller.trim(4, 3) == OK
+    assert caller.read_packed(3, 4) == [b"a", b"", b"", b""]
+
+
+def test_packed_pages_share_the_memory_of_a_page(server: Server) -> None:
+    caller = Caller(server)
+    assert caller.write_packed(0, *[b"q" * 1024] * 8) == OK
+    assert used_pages(server) == 2
+    assert caller.write_packed(8, b"h" * 2000, b"t" * 3000) == OK
+    assert used_pages(server) == 4
+    assert caller.write_packed(10, b"q", b"h" * 2048) == OK  # in the rest of the last two
+    assert used_pages(server) == 4
+    assert caller.trim(0, 8) == OK
+    assert used_pages(server) == 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_packed_pages_never_lack_space_and_none_is_lost(make: Make, seed: int) -> None:
+    """Even if all pages are written again and again, with lengths that share pages badly."""
+    server, chance = make(2), random.Random(seed)
+    for extent in range(2):
+        server.hold(Role.PRIMARY, extent=extent)
+    caller, model = Caller(server), [b""] * 512
+    lengths = [0, 1, 1024, 1025, 2048, 2049, 3072, 3073, 4096]
+    for _ in range(60):
+        at = chance.randrange(512)
+        number = min(chance.choice([1, 2, 16, 256]), 256 - at % 256)
+        length = chance.choice([*lengths, None])
+        sizes = [chance.choice(lengths) if length is None else length for _ in range(number)]
+        pages = [chance.randbytes(size) for size in sizes]
+        assert caller.write_packed(at, *pages) == OK
+        model[at : at + number] = pages
+    assert caller.read_packed(0, 256) + caller.read_packed(256, 256) == model
+    assert used_pages(server) <= sum(bool(each) for each in model)
+    for start in (0, 256):
+        assert caller.trim(start, 256) == OK
+    assert used_pages(server) == 0
+
+
+def test_a_backup_and_a_joining_one_have_packed_pages(
+    pair: tuple[Server, Server], make: Make
+) -> None:
+    primary, backup = pair
+    caller = Caller(primary)
+    pages = [b"short", page("whole"), b"", b"x" * 2500]
+    assert caller.write_packed(7, *pages) == OK
+    third = make()
+    third.hold(Role.JOINING)
+    primary.join(4, third)
+    primary.hold(Role.PRIMARY, 2, (3, 4), (4,))
+    assert primary.happens() == [Synced(VOLUME, 0, 2, 4)]
+    for server in (backup, third):
+        server.hold(Role.PRIMARY, 3)
+        assert Caller(server, epoch=3).read_packed(7, 4) == pages
+
+
+@pytest.mark.parametrize("lengths", [(5, 6), (4, 5), (4097, 0), (65535, 65535)])
+def test_packed_pages_of_other_lengths_than_the_frame_are_refused(
+    server: Server, lengths: tuple[int, int]
+) -> None:
+    caller = Caller(server)
+    assert caller.write_packed(0, b"old", b"old too") == OK
+    frame = bytearray(caller.encoded(WRITE | PACKED, 0, [b"abcde", b"fghij"]))
+    struct.pack_into("<2H", frame, FRAME.size + 8, *lengths)
+    caller.socket.sendall(frame)
+    assert caller.reply().status == DAMAGED
+    assert caller.read_packed(0, 2) == [b"old", b"old too"]
+
+
+def test_who_does_not_unpack_pages_gets_none_that_are_packed(server: Server) -> None:
+    caller = Caller(server)
+    assert caller.write_packed(0, page("whole"), b"packed") == OK
+    assert caller.read(0) == page("whole")
+    assert caller.read(2) == ZEROS
+    caller.send(READ, 0, 2)
+    assert caller.is_closed()
 
 
 # --- roles ----------------------------------------------------------------------------------------

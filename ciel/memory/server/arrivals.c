@@ -26,7 +26,7 @@ int start_arrival(struct page_server *server, struct connection *connection,
     arrival->received = 0;
     arrival->intact = 0;
     for (uint32_t n = 0; n < frame->count; n++)
-        arrival->slots[n] = take_slot(server);
+        arrival->places[n] = take_page(server);
     server->arriving += frame->count;
     connection->is_arriving = 1;
     return 1;
@@ -42,8 +42,8 @@ void end_arrival(struct page_server *server, struct connection *connection)
     connection->is_arriving = 0;
     server->arriving -= arrival->frame.count;
     for (uint32_t n = arrival->frame.count; n-- > 0;)
-        if (arrival->slots[n] != 0)
-            server->free_slots[server->free_count++] = arrival->slots[n];
+        if (arrival->places[n] != 0)
+            give_back(server, arrival->places[n], PAGE_BYTES);
 }
 
 /* List the places of the next bytes of the payload, up to a limit; return the number of parts. */
@@ -60,7 +60,7 @@ static int parts_of(struct page_server *server, struct arrival *arrival, struct 
     size_t end = arrival->frame.size_bytes - at < limit ? arrival->frame.size_bytes : at + limit;
     while (at < end) {
         size_t offset = (at - sums) % PAGE_BYTES, rest = PAGE_BYTES - offset;
-        uint8_t *place = page_at(server, arrival->slots[(at - sums) / PAGE_BYTES]) + offset;
+        uint8_t *place = page_at(server, arrival->places[(at - sums) / PAGE_BYTES]) + offset;
         size_t size = rest < end - at ? rest : end - at;
         struct iovec *last = count > 0 ? &parts[count - 1] : NULL;
         if (last != NULL && (uint8_t *)last->iov_base + last->iov_len == place)
@@ -79,7 +79,7 @@ static void check_arrived(struct page_server *server, struct arrival *arrival)
 
     while (arrival->intact < arrival->frame.count &&
            sums + (arrival->intact + 1ul) * PAGE_BYTES <= arrival->received) {
-        const uint8_t *page = page_at(server, arrival->slots[arrival->intact]);
+        const uint8_t *page = page_at(server, arrival->places[arrival->intact]);
         if (page_checksum(page, PAGE_BYTES) != arrival->checksums[arrival->intact])
             return;
         arrival->intact++;

@@ -3,8 +3,9 @@
  * page_server.c runs the thread. connections.c moves bytes; admission.c lets connections in by
  * their tokens; requests.c carries out frames; arrivals.c receives long writes; writes.c holds
  * writes until their backups have acknowledged them; sync.c sends pages to backups that lack them;
- * waiting.c holds requests until backups are equal; roles.c takes over roles; pages.c owns the memory, and sessions.c the last request of each session. All
- * functions need the server's mutex, unless their names begin with page_.
+ * waiting.c holds requests until backups are equal; roles.c takes over roles; pages.c owns the
+ * memory, and sessions.c the last request of each session. All functions need the server's mutex,
+ * unless their names begin with page_.
  *
  * The expected CPU time of a page at a UNIX socket (docs/measured/remote-memory.md compares):
  * - A read of one page, at the server: epoll_wait 0.4 us, recv 0.4 us, the look-up with the lock
@@ -39,6 +40,8 @@ enum {
     TOKENS_MAX = 256,
     EVENTS_MAX = 1 << 16,
     SPARE_PAGES = 4 * EXTENT_PAGES, /* for arrivals, in addition to the offered pages */
+    QUARTERS = 4,                   /* of a page: packed pages take fewer */
+    QUARTER_BYTES = PAGE_BYTES / QUARTERS,
 };
 
 struct buffer {
@@ -52,7 +55,7 @@ struct arrival {
     size_t received;  /* bytes of the payload */
     uint32_t intact;  /* pages that are complete and have their checksums, in a row */
     uint32_t checksums[EXTENT_PAGES];
-    uint32_t slots[EXTENT_PAGES]; /* 0: an extent has taken the page */
+    uint32_t places[EXTENT_PAGES]; /* 0: an extent has taken the page */
 };
 
 enum kind { LISTENER, UNAUTHENTICATED, CLIENT, PEER };
@@ -104,7 +107,9 @@ struct extent {
     uint8_t joining;         /* bit n: backup n is joining, and is not synchronised yet */
     struct pending *first, **last;
     struct waiting *first_waiting, **last_waiting;
-    uint32_t slots[EXTENT_PAGES]; /* the page's place in memory, from 1; 0: zeros */
+    uint32_t places[EXTENT_PAGES]; /* in memory: the number of a quarter, from 1; 0: zeros */
+    uint32_t checksums[EXTENT_PAGES];
+    uint16_t lengths[EXTENT_PAGES];
 };
 
 /* The pages of one extent on the way to a joining backup. */
@@ -126,6 +131,19 @@ struct session {
     uint64_t copy;    /* of the extent that has this write */
 };
 
+/* A slot whose quarters are given out one by one. */
+struct split {
+    uint32_t next, previous; /* numbers from 1, in the list of its longest free part */
+    uint8_t used;            /* bit n: quarter n */
+};
+
+/* A page of a payload. */
+struct page {
+    uint32_t checksum;
+    uint32_t length; /* 0: zeros; PAGE_BYTES: not packed */
+    const uint8_t *content;
+};
+
 struct token {
     uint8_t bytes[TOKEN_BYTES];
     double until_s; /* 0: free */
@@ -138,8 +156,11 @@ struct page_server {
     int is_closing;
 
     uint8_t *pages;
-    uint32_t *checksums, *free_slots;
-    uint32_t slot_count, free_count; /* without, and with the spare pages */
+    uint32_t *free_slots;
+    uint32_t slot_count, free_count; /* of whole pages: without, and with the spare ones */
+    uint32_t page_count;             /* pages of extents that have a place */
+    struct split *splits;            /* for each slot */
+    uint32_t parts[QUARTERS];        /* slots in parts, by their longest free part: numbers from 1 */
     uint32_t arriving;               /* pages of arrivals, at most SPARE_PAGES */
     uint32_t released;               /* so many of the free slots, from the first, have no memory */
     int is_locked;
@@ -180,14 +201,18 @@ void report_event(struct page_server *server, struct event event);
 struct extent *find_extent(struct page_server *server, uint64_t volume, uint32_t number);
 struct extent *add_extent(struct page_server *server, const struct holding *holding);
 void free_extent(struct page_server *server, struct extent *extent); /* refuses its writes */
-uint8_t *page_at(struct page_server *server, uint32_t slot);
-uint32_t take_slot(struct page_server *server); /* requires a free one */
+uint8_t *page_at(struct page_server *server, uint32_t place);
+uint32_t take_page(struct page_server *server); /* requires a free one; returns its place */
+void give_back(struct page_server *server, uint32_t place, uint32_t length);
 uint32_t room_of(const struct page_server *server); /* pages */
-int has_room(const struct page_server *server, const struct extent *extent, int first, int count);
-void change_pages(struct page_server *server, struct extent *extent, int first, int count,
+int has_room(const struct page_server *server, const struct extent *extent,
+             const struct frame *frame);
+void change_pages(struct page_server *server, struct extent *extent, const struct frame *frame,
                   const uint8_t *payload);
 void place_pages(struct page_server *server, struct extent *extent, struct arrival *arrival);
-int is_intact(int count, const uint8_t *payload);
+struct page page_of(const struct frame *frame, const uint8_t *payload, uint32_t n,
+                    struct page before);
+int is_intact(const struct frame *frame, const uint8_t *payload);
 
 static inline struct extent *extent_of(struct page_server *server, const struct frame *frame)
 {

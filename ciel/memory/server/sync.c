@@ -23,10 +23,20 @@ static int count_alike(const struct extent *extent, const struct sync *sync, int
     int count = 0, max = is_zero ? EXTENT_PAGES : SYNC_PAGES;
 
     while (count < max && sync->page + count < EXTENT_PAGES &&
-           (extent->slots[sync->page + count] == 0) == is_zero &&
+           (extent->places[sync->page + count] == 0) == is_zero &&
            !is_pending(extent, sync->page + count))
         count++;
     return count;
+}
+
+/* Return the size of the payload of pages. */
+static uint32_t size_of(const struct extent *extent, int first, int count)
+{
+    uint32_t size = 6 * (uint32_t)count;
+
+    for (int page = first; page < first + count; page++)
+        size += extent->lengths[page];
+    return size;
 }
 
 /* Send the next pages of an extent; return 0 when none are left. */
@@ -36,24 +46,28 @@ static int sync_some(struct page_server *server, struct extent *extent, struct s
 
     /* A page with a pending write is left out: the backup has got that write, which is newer. */
     while (sync->page < EXTENT_PAGES &&
-           ((extent->slots[sync->page] == 0 && !sync->sends_zeros) ||
+           ((extent->places[sync->page] == 0 && !sync->sends_zeros) ||
             is_pending(extent, sync->page)))
         sync->page++;
     if (sync->page == EXTENT_PAGES)
         return 0;
-    int is_zero = extent->slots[sync->page] == 0;
+    int is_zero = extent->places[sync->page] == 0;
     int count = count_alike(extent, sync, is_zero);
     struct frame frame = {
-        .size_bytes = is_zero ? 0 : (uint32_t)count * (PAGE_BYTES + 4), .op = OP_SYNC,
+        .size_bytes = is_zero ? 0 : size_of(extent, sync->page, count), .op = OP_SYNC,
+        .is_packed = !is_zero,
         .volume = sync->volume, .page = (uint64_t)sync->extent * EXTENT_PAGES + (uint64_t)sync->page,
         .count = (uint32_t)count, .epoch = sync->epoch, .sequence = ++server->sequence};
     uint8_t *at = put_frame(server, peer, &frame);
     if (at == NULL)
         return 1; /* the peer is lost: the owner's next decision ends this */
+    uint8_t *content = at + 6 * count;
     for (int n = 0; n < count && !is_zero; n++) {
-        uint32_t slot = extent->slots[sync->page + n];
-        memcpy(at + 4 * n, &server->checksums[slot - 1], 4);
-        memcpy(at + 4 * count + (size_t)n * PAGE_BYTES, page_at(server, slot), PAGE_BYTES);
+        int page = sync->page + n;
+        memcpy(at + 4 * n, &extent->checksums[page], 4);
+        memcpy(at + 4 * count + 2 * n, &extent->lengths[page], 2);
+        memcpy(content, page_at(server, extent->places[page]), extent->lengths[page]);
+        content += extent->lengths[page];
     }
     sync->page += count;
     sync->unacknowledged++;

@@ -22,15 +22,14 @@ void complete_writes(struct page_server *server, struct extent *extent)
     while (extent->first != NULL && extent->first->waits == 0) {
         struct pending *done = extent->first;
         const struct frame *frame = &done->frame;
-        int first = (int)(frame->page % EXTENT_PAGES);
 
         extent->first = done->next;
         if (extent->first == NULL)
             extent->last = &extent->first;
-        if (done->payload != NULL && !has_room(server, extent, first, (int)frame->count)) {
+        if (done->payload != NULL && !has_room(server, extent, frame)) {
             reply(server, done->from, frame, STATUS_NO_SPACE);
         } else {
-            change_pages(server, extent, first, (int)frame->count, done->payload);
+            change_pages(server, extent, frame, done->payload);
             note_completed(server, extent, frame);
             reply(server, done->from, frame, STATUS_OK);
         }
@@ -137,16 +136,15 @@ void write_pages(struct page_server *server, struct connection *from, struct fra
                  const uint8_t *payload)
 {
     struct extent *extent = extent_of(server, frame);
-    int first = (int)(frame->page % EXTENT_PAGES), count = (int)frame->count;
 
     if (is_answered(server, extent, from, frame))
         return;
-    if (payload != NULL && !is_intact(count, payload)) {
+    if (payload != NULL && !is_intact(frame, payload)) {
         reply(server, from, frame, STATUS_DAMAGED);
-    } else if (payload != NULL && !has_room(server, extent, first, count)) {
+    } else if (payload != NULL && !has_room(server, extent, frame)) {
         reply(server, from, frame, STATUS_NO_SPACE);
     } else if (extent->backup_count == 0 && extent->first == NULL) { /* nothing to wait for */
-        change_pages(server, extent, first, count, payload);
+        change_pages(server, extent, frame, payload);
         end_write(server, extent, from, frame);
     } else {
         uint8_t *copy = payload == NULL ? NULL : malloc(frame->size_bytes);
@@ -167,7 +165,7 @@ void write_arrived(struct page_server *server, struct connection *from, struct a
         return;
     if (arrival->intact < count) {
         reply(server, from, frame, STATUS_DAMAGED);
-    } else if (!has_room(server, extent, (int)(frame->page % EXTENT_PAGES), (int)count)) {
+    } else if (!has_room(server, extent, frame)) {
         reply(server, from, frame, STATUS_NO_SPACE);
     } else if (extent->backup_count == 0 && extent->first == NULL) {
         place_pages(server, extent, arrival);
@@ -177,7 +175,7 @@ void write_arrived(struct page_server *server, struct connection *from, struct a
         if (copy != NULL)
             memcpy(copy, arrival->checksums, 4 * count);
         for (size_t n = 0; copy != NULL && n < count; n++)
-            memcpy(copy + 4 * count + n * PAGE_BYTES, page_at(server, arrival->slots[n]),
+            memcpy(copy + 4 * count + n * PAGE_BYTES, page_at(server, arrival->places[n]),
                    PAGE_BYTES);
         hold_write(server, extent, from, frame, copy);
     }
