@@ -32,4 +32,5 @@ def open_space(master: Master, name: str, timeout_s: float = TIMEOUT_S) -> Space
     """Open the address space of a volume; raises SpaceError."""
     volume = find_volume(master, name)
     owner = VolumeOwner(master, name)
-    return Space(owner, volume["number"], volume["extents"], volume["replicas"], timeout_s)
+    number, extents, compress = volume["number"], volume["extents"], volume["compress"]
+    return Space(owner, number, extents, volume["replicas"], timeout_s, compress)

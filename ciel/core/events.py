@@ -695,7 +695,8 @@ class SuccessionChanged(NamedTuple):
 class VolumeCreated(NamedTuple):
     """A volume of remote memory was created, with so many extents and copies of each.
 
-    No other volume ever gets its number.
+    No other volume ever gets its number. `compress`: by which codec its clients compress pages; ""
+    for none.
     """
 
     number: int
@@ -703,6 +704,7 @@ class VolumeCreated(NamedTuple):
     extents: int
     replicas: int
     owner: str
+    compress: str
 
 
 class VolumeRemoved(NamedTuple):

@@ -278,9 +278,10 @@ class MemoryServers:
         replicas = _whole(argument.get("replicas"), 1, 1 << 30)
         extents = -(-size_bytes // EXTENT_BYTES)
         owner = owner or check_user(argument.get("user", ""))
+        compress = argument.get("compress") or ""
         if name not in self._volumes.volumes:
             self._limits.check(self._volumes.volumes.values(), owner, extents, replicas)
-        self._volumes.create(name, extents, replicas, self._now_s(), owner)
+        self._volumes.create(name, extents, replicas, self._now_s(), owner, compress)
         return self._volume(name)
 
     def _remove(self, argument: Mapping[str, Any]) -> Any:
@@ -321,7 +322,7 @@ class MemoryServers:
         volume, places = self._volumes.named(name), self._volumes.places(name)
         return {
             "name": name, "number": volume.number, "size_bytes": len(places) * EXTENT_BYTES,
-            "replicas": volume.replicas, "owner": volume.owner,
+            "replicas": volume.replicas, "owner": volume.owner, "compress": volume.compress,
             "copies": min(len(extent.in_sync) for extent in volume.extents),
             "available": sum(bool(place.address) for place in places), "extents": len(places),
             "why": next((place.why for place in places if place.why), ""),

@@ -11,7 +11,7 @@
 #include "page_client.h"
 
 /* What `ciel memory run` sets: the socket of the companion, the volume's number and extents, its
- * replicas, and the time limit of a call in seconds. */
+ * replicas, the time limit of a call in seconds, and the name of its codec, which may be empty. */
 static const char VARIABLE[] = "CIEL_MEMORY";
 
 struct idle {
@@ -37,15 +37,23 @@ struct ciel_memory *ciel_memory_open(void)
     uint32_t extents;
     unsigned replicas;
     double timeout_s;
-    if (!text || sscanf(text, "%d %" SCNu64 " %" SCNu32 " %u %lf", &companion, &number, &extents,
-                        &replicas, &timeout_s) != 5) {
+    char name[8] = "";
+    if (!text || sscanf(text, "%d %" SCNu64 " %" SCNu32 " %u %lf %7s", &companion, &number,
+                        &extents, &replicas, &timeout_s, name) < 5) {
         errno = ENOENT;
+        return NULL;
+    }
+    const enum codec codec = page_codec(name);
+    if (codec == CODEC_MISSING) {
+        snprintf(why, sizeof why, "the volume needs the library of %s (Debian: lib%s1)", name,
+                 strcmp(name, "lz4") == 0 ? "lz4-" : name);
+        errno = ENOPKG;
         return NULL;
     }
     struct ciel_memory *memory = calloc(1, sizeof *memory);
     if (!memory)
         return NULL;
-    memory->volume = page_volume_open(companion, number, extents, timeout_s);
+    memory->volume = page_volume_open(companion, number, extents, codec, timeout_s);
     if (!memory->volume) {
         free(memory);
         errno = ENOMEM;

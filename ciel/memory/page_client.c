@@ -35,6 +35,7 @@ struct page_volume {
     int companion;
     uint64_t number;
     uint32_t extents;
+    enum codec codec;
     double timeout_s;
     _Atomic struct place places[]; /* which requests read without the mutex */
 };
@@ -44,7 +45,10 @@ struct page_session {
     uint64_t number, last_id;
     int connections[PEERS_MAX]; /* by server; -1: none */
     uint32_t checksums[EXTENT_PAGES];
-    uint8_t *pages; /* room for an extent, for calls with incomplete pages */
+    uint16_t lengths[EXTENT_PAGES]; /* of packed pages */
+    struct packer *packer;          /* NULL: pages are not packed */
+    uint8_t *packed;                /* room for an extent */
+    uint8_t *pages;                 /* room for an extent, for calls with incomplete pages */
     char why[WHY_BYTES];
 };
 
@@ -173,8 +177,8 @@ struct request {
     struct frame frame;
     uint32_t asked_epoch; /* of the last try: another one needs a later epoch */
     double until_s;
-    uint8_t *pages;
-    uint32_t intact; /* pages of a read that have arrived with their checksums, in a row */
+    uint8_t *pages;    /* of the caller */
+    uint32_t intact;   /* pages of a read that have arrived with their checksums, in a row */
 };
 
 /* Skip bytes that were sent or received; return whether all are. */
@@ -207,13 +211,26 @@ static int may_wait(struct page_session *session, const struct request *request)
            place.epoch == request->frame.epoch;
 }
 
+/* Return how many bytes of a payload precede its pages. */
+static size_t head_bytes(const struct frame *frame)
+{
+    return (size_t)frame->count * (frame->is_packed ? 6 : 4);
+}
+
+/* Return where the pages of a payload are: in the caller's memory, unless they are packed. */
+static uint8_t *content_of(const struct page_session *session, const struct request *request)
+{
+    return request->frame.is_packed ? session->packed : request->pages;
+}
+
 static int send_request(struct page_session *session, struct request *request, int fd)
 {
-    size_t count = request->frame.count;
-    struct iovec parts[3] = {{&request->frame, sizeof request->frame},
+    size_t count = request->frame.count, sums = head_bytes(&request->frame);
+    struct iovec parts[4] = {{&request->frame, sizeof request->frame},
                              {session->checksums, 4 * count},
-                             {request->pages, PAGE_BYTES * count}};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = request->frame.size_bytes > 0 ? 3 : 1};
+                             {session->lengths, sums - 4 * count},
+                             {content_of(session, request), request->frame.size_bytes - sums}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = request->frame.size_bytes > 0 ? 4 : 1};
 
     for (;;) {
         ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL);
@@ -241,13 +258,14 @@ static size_t receive_up_to(struct page_session *session, const struct request *
                             struct frame *reply, size_t received, size_t end)
 {
     size_t count = request->frame.op == OP_READ ? request->frame.count : 0;
-    size_t sums_end = sizeof *reply + 4 * count;
-    struct iovec parts[3] = {
+    size_t sums = count > 0 ? head_bytes(&request->frame) : 0, sums_end = sizeof *reply + sums;
+    struct iovec parts[4] = {
         {reply, sizeof *reply},
         {session->checksums, 4 * count},
-        {request->pages, end > sums_end ? end - sums_end : 0},
+        {session->lengths, sums - 4 * count},
+        {content_of(session, request), end > sums_end ? end - sums_end : 0},
     };
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 4};
 
     skip(&message, received);
     for (;;) {
@@ -259,6 +277,57 @@ static size_t receive_up_to(struct page_session *session, const struct request *
     }
 }
 
+/* Whether a reply belongs to a request. */
+static int is_reply(const struct request *request, const struct frame *reply)
+{
+    return reply->id == request->frame.id && reply->op == request->frame.op &&
+           reply->is_packed == request->frame.is_packed;
+}
+
+/* Check and unpack the pages of a reply that has this many bytes of them, up to the first damaged
+ * one; return whether there are as many bytes as the lengths say. */
+static int unpack_pages(struct page_session *session, struct request *request, size_t bytes)
+{
+    const uint8_t *from = session->packed, *end = from + bytes;
+    int is_damaged = 0;
+
+    for (uint32_t n = 0; n < request->frame.count; n++) {
+        uint32_t length = session->lengths[n];
+        if (length > PAGE_BYTES || length > (size_t)(end - from))
+            return 0;
+        is_damaged |= length > 0 && page_checksum(from, length) != session->checksums[n];
+        is_damaged |= !is_damaged && !unpack_page(session->packer, from, length,
+                                                  request->pages + (size_t)n * PAGE_BYTES);
+        request->intact += !is_damaged;
+        from += length;
+    }
+    return from == end;
+}
+
+/* Receive the reply to a read of packed pages, whose size only its header says. */
+static int receive_packed(struct page_session *session, struct request *request, int fd,
+                          struct frame *reply)
+{
+    size_t sums = head_bytes(&request->frame), received = 0;
+    size_t most = sums + (size_t)request->frame.count * PAGE_BYTES;
+
+    request->intact = 0;
+    for (;;) {
+        received =
+            receive_up_to(session, request, fd, reply, received, sizeof *reply + most);
+        if (received == 0)
+            return 0;
+        if (received < sizeof *reply)
+            continue;
+        size_t least = reply->status == STATUS_OK ? sums : 0, size = reply->size_bytes;
+        if (!is_reply(request, reply) || size < least || size > (least > 0 ? most : 0) ||
+            received > sizeof *reply + size)
+            return 0;
+        if (received == sizeof *reply + size)
+            return least == 0 || unpack_pages(session, request, size - sums);
+    }
+}
+
 /* Receive a reply. A short one takes one system call. */
 static int receive_reply(struct page_session *session, struct request *request, int fd,
                          struct frame *reply)
@@ -267,6 +336,8 @@ static int receive_reply(struct page_session *session, struct request *request, 
     size_t pages_at = sizeof *reply + 4 * count, all = pages_at + PAGE_BYTES * count;
     size_t received = 0;
 
+    if (count > 0 && request->frame.is_packed)
+        return receive_packed(session, request, fd, reply);
     request->intact = 0;
     for (;;) {
         size_t piece_end = (received > pages_at ? received : pages_at) + PIECE_BYTES;
@@ -277,8 +348,8 @@ static int receive_reply(struct page_session *session, struct request *request, 
         if (received < sizeof *reply)
             continue;
         size_t expected = reply->status == STATUS_OK ? all : sizeof *reply;
-        if (reply->id != request->frame.id || reply->op != request->frame.op ||
-            reply->size_bytes != expected - sizeof *reply || received > expected)
+        if (!is_reply(request, reply) || reply->size_bytes != expected - sizeof *reply ||
+            received > expected)
             return 0;
         if (received > pages_at)
             check_pages(session, request, received - pages_at);
@@ -322,9 +393,9 @@ static struct request request_for(struct page_session *session, enum op op, uint
                                   uint32_t count, uint8_t *pages)
 {
     return (struct request){
-        .frame = {.size_bytes = op == OP_WRITE ? count * (PAGE_BYTES + 4) : 0, .op = (uint16_t)op,
-                  .id = ++session->last_id, .volume = session->volume->number, .page = page,
-                  .count = count},
+        .frame = {.size_bytes = op == OP_WRITE ? count * (PAGE_BYTES + 4) : 0, .op = (uint8_t)op,
+                  .is_packed = op != OP_TRIM && session->packer != NULL, .id = ++session->last_id,
+                  .volume = session->volume->number, .page = page, .count = count},
         .until_s = now_s() + session->volume->timeout_s,
         .pages = pages,
     };
@@ -359,12 +430,28 @@ static int read_pages(struct page_session *session, uint64_t page, uint32_t coun
     return -1;
 }
 
+/* Pack pages into the session's memory; return the size of the payload. */
+static uint32_t pack_pages(struct page_session *session, uint32_t count, const uint8_t *pages)
+{
+    uint8_t *to = session->packed;
+
+    for (uint32_t n = 0; n < count; n++) {
+        uint32_t length = pack_page(session->packer, pages + (size_t)n * PAGE_BYTES, to);
+        session->lengths[n] = (uint16_t)length;
+        session->checksums[n] = page_checksum(to, length);
+        to += length;
+    }
+    return 6 * count + (uint32_t)(to - session->packed);
+}
+
 static int write_pages(struct page_session *session, uint64_t page, uint32_t count,
                        const uint8_t *pages)
 {
-    for (uint32_t n = 0; n < count; n++)
-        session->checksums[n] = page_checksum(pages + (size_t)n * PAGE_BYTES, PAGE_BYTES);
     struct request request = request_for(session, OP_WRITE, page, count, (uint8_t *)pages);
+    if (request.frame.is_packed)
+        request.frame.size_bytes = pack_pages(session, count, pages);
+    for (uint32_t n = 0; n < count && !request.frame.is_packed; n++)
+        session->checksums[n] = page_checksum(pages + (size_t)n * PAGE_BYTES, PAGE_BYTES);
     return carry_out(session, &request);
 }
 
@@ -492,7 +579,7 @@ const char *page_session_why(const struct page_session *session) { return sessio
 /* --- volumes and sessions --------------------------------------------------------------------- */
 
 struct page_volume *page_volume_open(int companion, uint64_t number, uint32_t extents,
-                                     double timeout_s)
+                                     enum codec codec, double timeout_s)
 {
     struct page_volume *volume = calloc(1, sizeof *volume + extents * sizeof(struct place));
 
@@ -502,6 +589,7 @@ struct page_volume *page_volume_open(int companion, uint64_t number, uint32_t ex
     volume->companion = companion;
     volume->number = number;
     volume->extents = extents;
+    volume->codec = codec;
     volume->timeout_s = timeout_s;
     return volume;
 }
@@ -517,19 +605,24 @@ struct page_session *page_session_open(struct page_volume *volume)
 {
     struct page_session *session = calloc(1, sizeof *session);
 
-    if (session != NULL)
-        session->pages = malloc(EXTENT_PAGES * PAGE_BYTES);
-    if (session == NULL || session->pages == NULL ||
-        getrandom(&session->number, sizeof session->number, 0) != sizeof session->number) {
-        if (session != NULL)
-            free(session->pages);
-        free(session);
+    if (session == NULL)
+        return NULL;
+    for (int n = 0; n < PEERS_MAX; n++)
+        session->connections[n] = -1;
+    session->volume = volume;
+    session->pages = malloc(EXTENT_PAGES * PAGE_BYTES);
+    int is_ready = session->pages != NULL &&
+                   getrandom(&session->number, sizeof session->number, 0) == sizeof session->number;
+    if (volume->codec != CODEC_NONE) {
+        session->packer = packer_open(volume->codec);
+        session->packed = malloc(EXTENT_PAGES * PAGE_BYTES);
+        is_ready &= session->packer != NULL && session->packed != NULL;
+    }
+    if (!is_ready) {
+        page_session_close(session);
         return NULL;
     }
     session->number |= 1; /* 0 is a server */
-    session->volume = volume;
-    for (int n = 0; n < PEERS_MAX; n++)
-        session->connections[n] = -1;
     return session;
 }
 
@@ -538,6 +631,8 @@ void page_session_close(struct page_session *session)
     for (int n = 0; n < PEERS_MAX; n++)
         if (session->connections[n] >= 0)
             close(session->connections[n]);
+    packer_close(session->packer);
+    free(session->packed);
     free(session->pages);
     free(session);
 }

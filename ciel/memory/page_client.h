@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "codecs.h"
 #include "page_server.h"
 
 /* Questions to the companion: datagrams over a socket of the type SOCK_SEQPACKET. */
@@ -38,10 +39,11 @@ struct answer {
 struct page_volume;
 struct page_session;
 
-/* Open the volume of a number, which has so many extents. The socket belongs to the volume.
- * `timeout_s`: after it, a call fails with EIO. NULL: no memory. */
+/* Open the volume of a number, which has so many extents. The socket belongs to the volume. All
+ * clients of a volume must use the same codec. `timeout_s`: after it, a call fails with EIO. NULL:
+ * no memory. */
 struct page_volume *page_volume_open(int companion, uint64_t number, uint32_t extents,
-                                     double timeout_s);
+                                     enum codec codec, double timeout_s);
 void page_volume_close(struct page_volume *volume); /* after all its sessions */
 
 struct page_session *page_session_open(struct page_volume *volume);

@@ -20,6 +20,8 @@ from ciel.memory.companion import Companion, Owner
 from ciel.memory.page_server import EXTENT_BYTES, LIBRARY
 
 TIMEOUT_S: Final = 2.0
+PACKAGES: Final = {"lz4": "liblz4-1", "zstd": "libzstd1"}
+"""Debian's package of each codec's library."""
 _FFI: Final = cffi.FFI()  # finds the memory of buffers that must not be changed
 
 
@@ -44,17 +46,30 @@ class Space:
     """
 
     def __init__(
-        self, owner: Owner, volume: int, extents: int, replicas: int, timeout_s: float = TIMEOUT_S
+        self,
+        owner: Owner,
+        volume: int,
+        extents: int,
+        replicas: int,
+        timeout_s: float = TIMEOUT_S,
+        compress: str = "",
     ) -> None:
-        """Open the volume with this number.
+        """Open the volume with this number; raises SpaceError.
 
-        `timeout_s`: calls raise SpaceError if servers do not answer for so long.
+        `timeout_s`: calls raise SpaceError if servers do not answer for so long. `compress`: the
+        codec of the volume, for which this host needs a library.
         """
         self._attributes = Attributes(extents * EXTENT_BYTES, 4096, replicas)
         self._library = _library()
+        codec = self._library.page_codec(compress.encode())
+        if codec < 0:
+            package = PACKAGES.get(compress, "unknown")
+            raise SpaceError(f"the library of {compress} is not here (Debian: {package})")
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._companion = Companion(owner, own)
-        self._volume = self._library.page_volume_open(theirs.detach(), volume, extents, timeout_s)
+        self._volume = self._library.page_volume_open(
+            theirs.detach(), volume, extents, codec, timeout_s
+        )
         self._sessions: list[Any] = []
         self._free: list[Any] = []
         self._lock = threading.Lock()
@@ -148,7 +163,11 @@ def _library() -> Any:
     library = ctypes.CDLL(str(LIBRARY))
     handle, size = ctypes.c_void_p, ctypes.c_uint64
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "page_volume_open": (handle, (ctypes.c_int, size, ctypes.c_uint32, ctypes.c_double)),
+        "page_codec": (ctypes.c_int, (ctypes.c_char_p,)),
+        "page_volume_open": (
+            handle,
+            (ctypes.c_int, size, ctypes.c_uint32, ctypes.c_int, ctypes.c_double),
+        ),
         "page_volume_close": (None, (handle,)),
         "page_session_open": (handle, (handle,)),
         "page_session_close": (None, (handle,)),

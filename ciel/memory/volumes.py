@@ -47,6 +47,7 @@ RETURN_S: Final = 3.0
 """How long a restarted owner waits for its servers: they try to reconnect each second at least."""
 SERVERS_MAX: Final = 64
 REPLICAS_MAX: Final = 4
+CODECS: Final = ("", "lz4", "zstd")
 SYNCS_MAX: Final = 64
 """The greatest number of extents that get a further copy at the same time."""
 
@@ -202,14 +203,18 @@ class Extent:
 class Volume:
     """A volume. `replicas`: of each page, at all times if there are enough servers.
 
-    `owner`: the user who has created it, as the client says; "" if it does not.
+    `owner`: the user who has created it, as the client says; "" if it does not. `compress`: one of
+    `CODECS`, by which its clients compress pages.
     """
 
-    def __init__(self, number: int, name: str, replicas: int, owner: str = "") -> None:
+    def __init__(
+        self, number: int, name: str, replicas: int, owner: str = "", compress: str = ""
+    ) -> None:
         self.number = number
         self.name = name
         self.replicas = replicas
         self.owner = owner
+        self.compress = compress
         self.extents: list[Extent] = []
 
 
@@ -259,7 +264,8 @@ class Volumes:
             volumes.servers[server.id], volumes._seen[server.id] = server, seen
         volumes._awaited = set(volumes.servers)
         for created in table.volumes.values():
-            volume = Volume(created.number, created.name, created.replicas, created.owner)
+            number, owner, compress = created.number, created.owner, created.compress
+            volume = Volume(number, created.name, created.replicas, owner, compress)
             volumes.volumes[created.name] = volumes._by_number[created.number] = volume
             for number in range(created.extents):
                 placed = table.extents[created.number][number]
@@ -470,7 +476,13 @@ class Volumes:
     # --- volumes ----------------------------------------------------------------------------------
 
     def create(
-        self, name: str, extents: int, replicas: int, now_s: float, owner: str = ""
+        self,
+        name: str,
+        extents: int,
+        replicas: int,
+        now_s: float,
+        owner: str = "",
+        compress: str = "",
     ) -> Volume:
         """Reserve memory for a volume; raises VolumeError."""
         if name in self.volumes:
@@ -479,7 +491,9 @@ class Volumes:
             raise VolumeError(f"a volume has 1 to {REPLICAS_MAX} replicas, not {replicas}")
         if extents < 1:
             raise VolumeError("a volume has at least one extent")
-        volume = Volume(self._next_volume, name, replicas, owner)
+        if compress not in CODECS:
+            raise VolumeError(f"pages are compressed by lz4 or zstd, not by {compress!r:.40}")
+        volume = Volume(self._next_volume, name, replicas, owner, compress)
         free = {server.id: server.free for server in self._usable()}
         placed = []
         for _ in range(extents):
@@ -491,7 +505,8 @@ class Volumes:
             placed.append(chosen)
         self._next_volume += 1
         self.volumes[name] = self._by_number[volume.number] = volume
-        self._records.append(VolumeCreated(volume.number, name, extents, replicas, owner))
+        created = VolumeCreated(volume.number, name, extents, replicas, owner, compress)
+        self._records.append(created)
         for number, chosen in enumerate(placed):
             extent = Extent((volume.number, number), chosen)
             volume.extents.append(extent)

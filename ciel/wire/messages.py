@@ -426,7 +426,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     WorkerSeen: ("worker_seen", (TEXT, TEXT)),
     WorkerLeft: ("worker_left", (TEXT,)),
     AttemptFailed: ("attempt_failed", (ID, COUNT, TEXT, FAULT, FLAG)),
-    VolumeCreated: ("volume", (COUNT, TEXT, COUNT, COUNT, TEXT)),
+    VolumeCreated: ("volume", (COUNT, TEXT, COUNT, COUNT, TEXT, TEXT)),
     VolumeRemoved: ("volume_removed", (COUNT,)),
     MemoryServerSeen: ("memory_seen", (TEXT, COUNT, TEXT, COUNT, FLAG)),
     MemoryServerLeft: ("memory_left", (COUNT,)),

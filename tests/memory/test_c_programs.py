@@ -13,10 +13,11 @@ import pytest
 from ciel.memory import space
 from ciel.memory.companion import Companion
 from ciel.memory.page_server import EXTENT_BYTES
+from ciel.memory.volumes import CODECS
 from ciel_tests.clusters.memory import Nodes, OwnerOfVolume
 
 SOURCES = Path(space.__file__).parent
-FILES = ("ciel_memory.c", "page_client.c", "checksum.c")
+FILES = ("ciel_memory.c", "page_client.c", "codecs.c", "checksum.c")
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +29,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def nodes() -> Iterator[Nodes]:
+@pytest.fixture(params=CODECS)
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
     nodes = Nodes()
     nodes.join("a")
-    nodes.create("v", extents=2, replicas=1)
+    nodes.create("v", extents=2, replicas=1, compress=request.param)
     yield nodes
     nodes.close()
 
@@ -43,8 +44,8 @@ class Driver:
     def __init__(self, program: Path, nodes: Nodes, timeout_s: float) -> None:
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            number = nodes.volumes.volumes["v"].number
-            described = f"{theirs.fileno()} {number} 2 1 {timeout_s}"
+            volume = nodes.volumes.volumes["v"]
+            described = f"{theirs.fileno()} {volume.number} 2 1 {timeout_s} {volume.compress}"
             self.process = subprocess.Popen(
                 [program], env=os.environ | {"CIEL_MEMORY": described}, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[theirs.fileno()],

@@ -37,7 +37,8 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
     if not Path("/usr/include/nbdkit-plugin.h").exists():
         pytest.skip("needs nbdkit-plugin-dev")
     target = str(tmp_path_factory.mktemp("plugin") / "nbdkit-ciel-memory-plugin.so")
-    sources = [HOME / "nbdkit" / "ciel_memory.c", HOME / "page_client.c", HOME / "checksum.c"]
+    names = ("nbdkit/ciel_memory.c", "page_client.c", "codecs.c", "checksum.c")
+    sources = [HOME / name for name in names]
     flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread", f"-I{HOME}"]
     subprocess.run(["cc", *flags, "-o", target, *map(str, sources)], check=True)
     return target
@@ -62,6 +63,7 @@ def export(nodes: Nodes, plugin: str, tmp_path: Path) -> Iterator[Callable[..., 
             "--unix", str(socket), plugin,
             f"companion={tmp_path}/companion", f"volume={volume.number}",
             f"extents={len(volume.extents)}", f"timeout={timeout_s}",
+            f"compress={volume.compress}",
         ]))  # fmt: skip
         wait_for(ready.exists, "nbdkit, which writes this file when it listens")
         return f"nbd+unix:///?socket={socket}"
@@ -73,12 +75,12 @@ def export(nodes: Nodes, plugin: str, tmp_path: Path) -> Iterator[Callable[..., 
     listening.close()
 
 
-@pytest.fixture
-def uri(nodes: Nodes, export: Callable[..., str]) -> str:
-    """A volume "v" with two replicas on three servers."""
+@pytest.fixture(params=["", "zstd"])
+def uri(request: pytest.FixtureRequest, nodes: Nodes, export: Callable[..., str]) -> str:
+    """A volume "v" with two replicas on three servers; its pages may be compressed."""
     for name in "abc":
         nodes.join(name, EXTENTS)
-    nodes.create("v", EXTENTS, 2)
+    nodes.create("v", EXTENTS, 2, compress=request.param)
     return export("v")
 
 

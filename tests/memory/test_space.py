@@ -6,22 +6,34 @@ import os
 import random
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from ciel.memory.page_server import EXTENT_BYTES, PAGE_BYTES
-from ciel.memory.space import Attributes, Space, SpaceError
+from ciel.memory.companion import Owner
+from ciel.memory.page_server import EXTENT_BYTES, EXTENT_PAGES, PAGE_BYTES
+from ciel.memory.space import PACKAGES, Attributes, Space, SpaceError
+from ciel.memory.volumes import CODECS
 from ciel.testing.homes import wait_for
-from ciel_tests.clusters.memory import Nodes
+from ciel_tests.clusters.memory import Nodes, OwnerOfVolume
 
 
-@pytest.fixture
-def space(nodes: Nodes) -> Space:
-    """The space of a volume "v" of three extents, on two servers."""
+@pytest.fixture(params=CODECS)
+def space(request: pytest.FixtureRequest, nodes: Nodes) -> Space:
+    """The space of a volume "v" of three extents, on two servers; its pages may be compressed."""
     nodes.join("a")
     nodes.join("b")
-    return nodes.create("v", 3, 2)
+    return nodes.create("v", 3, 2, compress=request.param)
+
+
+def mixed(pages: int) -> bytes:
+    """Return pages of which some are zeros, some can be compressed and some cannot."""
+    chance = random.Random(pages)
+    kinds = (
+        bytes(PAGE_BYTES), b"words of text " * 293, chance.randbytes(PAGE_BYTES),
+        chance.randbytes(2500) + bytes(PAGE_BYTES - 2500), chance.randbytes(64) * 64,
+    )  # fmt: skip
+    return b"".join([chance.choice(kinds)[:PAGE_BYTES].ljust(PAGE_BYTES) for _ in range(pages)])
 
 
 def test_a_space_has_attributes(space: Space) -> None:
@@ -58,6 +70,31 @@ def test_what_lies_outside_is_refused(space: Space, address: int, length: int) -
         space.read(address, length)
     with pytest.raises(ValueError, match="not within the address space"):
         space.trim(address, length)
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_compressed_pages_take_less_memory(nodes: Nodes, codec: str) -> None:
+    nodes.join("a")
+    space = nodes.create("v", 3, 1, compress=codec)
+    content = mixed(3 * EXTENT_PAGES)
+    space.write(0, content)
+    assert space.read(0, len(content)) == content
+    assert space.read(PAGE_BYTES - 5, 3 * PAGE_BYTES) == content[PAGE_BYTES - 5 :][: 3 * PAGE_BYTES]
+    used_pages = nodes.nodes["a"].pages.figures().pages_used
+    assert used_pages < 0.65 * 3 * EXTENT_PAGES
+    reread = Space(OwnerOfVolume(nodes, "v"), 1, 3, 1)  # it does not know the codec
+    with pytest.raises(SpaceError):
+        reread.read(0, len(content))
+    reread.close()
+
+
+def test_a_codec_without_a_library_is_an_error_that_says_what_to_install(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PACKAGES, "brotli", "libbrotli1")
+    owner = cast(Owner, None)
+    with pytest.raises(SpaceError, match=r"library of brotli is not here \(Debian: libbrotli1\)"):
+        Space(owner, 1, 3, 1, compress="brotli")
 
 
 def test_two_spaces_share_a_volume(nodes: Nodes, space: Space) -> None:

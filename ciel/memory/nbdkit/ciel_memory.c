@@ -1,8 +1,8 @@
 /* A plug-in of nbdkit: serves a volume of remote memory to any NBD client (NET-2).
  *
  * Parameters: `companion`, the path of a socket (SOCK_SEQPACKET) that answers as page_client.h
- * says; `volume`, its number; `extents`, their count; `timeout`, in seconds. Each thread of nbdkit
- * has its session, so requests run at the same time. */
+ * says; `volume`, its number; `extents`, their count; `compress`, the name of its codec;
+ * `timeout`, in seconds. Each thread of nbdkit has its session, so requests run at the same time. */
 #define NBDKIT_API_VERSION 2
 #include <nbdkit-plugin.h>
 
@@ -23,6 +23,7 @@ static struct {
     char *companion;
     uint64_t volume;
     uint32_t extents, timeout_s;
+    enum codec codec;
 } given = {.timeout_s = 30};
 
 static struct page_volume *volume;
@@ -38,6 +39,13 @@ static int set(const char *key, const char *value)
         free(given.companion);
         given.companion = nbdkit_absolute_path(value);
         return given.companion == NULL ? -1 : 0;
+    }
+    if (strcmp(key, "compress") == 0) {
+        given.codec = page_codec(value);
+        if (given.codec != CODEC_MISSING)
+            return 0;
+        nbdkit_error("the volume needs the library of %s (Debian: libzstd1, liblz4-1)", value);
+        return -1;
     }
     if (nbdkit_parse_uint64_t(key, value, &number) != 0)
         return -1;
@@ -76,7 +84,7 @@ static int begin(void)
         nbdkit_error("the companion at %s cannot be reached: %m", given.companion);
         return -1;
     }
-    volume = page_volume_open(fd, given.volume, given.extents, given.timeout_s);
+    volume = page_volume_open(fd, given.volume, given.extents, given.codec, given.timeout_s);
     if (volume == NULL || pthread_key_create(&session_key, close_session) != 0) {
         nbdkit_error("there is no memory for the volume");
         return -1;
@@ -182,7 +190,7 @@ static struct nbdkit_plugin plugin = {
     .longname = "remote memory of ciel",
     .config = set,
     .config_complete = check,
-    .config_help = "companion=PATH volume=N extents=N [timeout=SECONDS]",
+    .config_help = "companion=PATH volume=N extents=N [compress=lz4|zstd] [timeout=SECONDS]",
     .get_ready = NULL,
     .after_fork = begin,
     .unload = end,

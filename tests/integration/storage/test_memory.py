@@ -255,6 +255,33 @@ def test_a_program_is_run_with_a_volume_and_its_status_is_passed_on(lenders: Len
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nbdkit") is None, reason="needs nbdkit")
 @pytest.mark.skipif(shutil.which("nbdcopy") is None, reason="needs nbdcopy")
+def test_a_compressed_volume_is_used_by_programs_in_python_and_by_nbd_clients(
+    lenders: Lenders, lasting_cluster: HandCluster
+) -> None:
+    lenders.start()
+    made = lenders.ciel("create", "texts", "--size", "4MiB", "--compress", "zstd")
+    lenders.schemas.check("memory-create", made)
+    assert made["compress"] == lenders.volume("texts")["compress"] == "zstd"
+    home, content = lenders.home, b"words of text " * (MIB // 4)
+    with Client(lasting_cluster.url, access=str(lasting_cluster.access)) as client:
+        space = client.memory("texts")
+        space.write(5, content)
+        space.close()
+    serving = home.start("ciel", "memory", "export", "texts", "--socket", "texts.nbd", "--json")
+    assert serving.stdout is not None
+    uri = json.loads(serving.stdout.readline())["uri"]
+    subprocess.run(["nbdcopy", uri, "texts"], check=True, cwd=home.path, timeout=60)
+    assert (home.path / "texts").read_bytes()[5 : 5 + len(content)] == content
+    serving.send_signal(signal.SIGINT)
+    serving.communicate(timeout=20)
+
+    def used() -> int:
+        (row,) = [r for r in lenders.ciel("stats")["servers"] if r["server"] in lenders.processes]
+        return int(row["used_bytes"])
+
+    wait_for(lambda: 0 < used() < MIB + MIB // 4, "the figures of a server with packed pages")
+
+
 def test_a_volume_is_exported_to_nbd_clients(lenders: Lenders) -> None:
     lenders.start()
     lenders.create("disk", "4MiB", 1)

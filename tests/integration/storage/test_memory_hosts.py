@@ -78,8 +78,9 @@ class Cluster:
         (found,) = [v for v in self.ciel("memory", "list")["volumes"] if v["name"] == name]
         return dict(found)
 
-    def create(self, name: str, size: str, replicas: int) -> None:
-        made = self.ciel("memory", "create", name, "--size", size, "--replicas", str(replicas))
+    def create(self, name: str, size: str, replicas: int, *options: str) -> None:
+        words = ("--size", size, "--replicas", str(replicas), *options)
+        made = self.ciel("memory", "create", name, *words)
         wait_for(lambda: self.volume(name)["available"] == made["extents"], "the volume")
 
 
@@ -93,7 +94,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_programs_on_any_host_use_a_volume_while_a_server_dies_and_another_leaves(
     cluster: Cluster,
 ) -> None:
-    cluster.create("scratch", "16MiB", 2)
+    cluster.create("scratch", "16MiB", 2, "--compress", "zstd")
     said = cluster.python(1, SPACE)
     assert "Attributes(size_bytes=16777216, page_bytes=4096, replicas=2)" in said
     assert "True b'\\x00\\x00\\x00\\x00'" in said

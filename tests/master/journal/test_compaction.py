@@ -224,19 +224,20 @@ def test_volumes_need_as_many_records_as_they_have_extents() -> None:
         MemoryServerSeen("a", 0, "a:1", 9, False),
         MemoryServerSeen("b", 1, "b:1", 9, True),
     )
-    journal: list[VolumeRecord] = [first, second, VolumeCreated(1, "v", 2, 1, "u")]
+    journal: list[VolumeRecord] = [first, second, VolumeCreated(1, "v", 2, 1, "u", "")]
     for epoch in range(1, 100):
         used = epoch > 1
         journal.append(ExtentsPlaced(1, (ExtentPlaced(0, epoch, used, 0, (0, 1)),)))
         journal.append(ExtentsPlaced(1, (ExtentPlaced(1, epoch, used, 1, (1,)),)))
-    journal += [VolumeCreated(2, "w", 1, 1, "u"), VolumeRemoved(2)]
+    journal += [VolumeCreated(2, "w", 1, 1, "u", ""), VolumeRemoved(2)]
     journal += [ExtentsPlaced(2, (ExtentPlaced(0, 1, True, 0, (0,)),))]
     journal += [MemoryServerSeen("c", 2, "c:1", 9, False), MemoryServerLeft(2)]
     batches = [(1.0, [record]) for record in journal]
     needed = [record for _, records in compact(lambda: batches) for record in records]
     placed = ExtentPlaced(0, 99, True, 0, (0, 1)), ExtentPlaced(1, 99, True, 1, (1,))
     assert needed[:-1] == [
-        first, second, VolumeCreated(1, "v", 2, 1, "u"), ExtentsPlaced(1, placed), VolumeRemoved(2)
+        first, second, VolumeCreated(1, "v", 2, 1, "u", ""), ExtentsPlaced(1, placed),
+        VolumeRemoved(2),
     ]  # fmt: skip
     again = [record for _, records in compact(lambda: [(1.0, needed)]) for record in records]
     assert again == needed
@@ -244,7 +245,7 @@ def test_volumes_need_as_many_records_as_they_have_extents() -> None:
 
 def test_the_number_of_a_removed_volume_is_never_used_again() -> None:
     table = VolumeTable()
-    table.apply(VolumeCreated(7, "v", 1, 1, "u"))
+    table.apply(VolumeCreated(7, "v", 1, 1, "u", ""))
     table.apply(VolumeRemoved(7))
     again = VolumeTable()
     for record in table.records():
@@ -255,7 +256,7 @@ def test_the_number_of_a_removed_volume_is_never_used_again() -> None:
 def test_decisions_about_many_extents_need_several_records() -> None:
     count = EXTENTS_PER_RECORD + 1
     table = VolumeTable()
-    table.apply(VolumeCreated(1, "v", count, 1, "u"))
+    table.apply(VolumeCreated(1, "v", count, 1, "u", ""))
     table.apply(ExtentsPlaced(1, tuple([ExtentPlaced(n, 1, False, 0, (0,)) for n in range(count)])))
     sizes = [len(r.extents) for r in table.records() if isinstance(r, ExtentsPlaced)]
     assert sizes == [EXTENTS_PER_RECORD, 1]

@@ -20,7 +20,7 @@ from ciel.cli.parsing.parser import memory_size, whole_number
 from ciel.cli.parsing.verbs import Verb, run_verb
 from ciel.client.client import Client
 from ciel.client.memory import user_name
-from ciel.memory.volumes import REPLICAS_MAX
+from ciel.memory.volumes import CODECS, REPLICAS_MAX
 
 POLL_S: Final = 0.1
 ABOUT: Final = "Creates, exports and removes volumes over the memory of other machines."
@@ -53,12 +53,13 @@ def _list(client: Client, args: Namespace) -> int:
 
 def _create(client: Client, args: Namespace) -> int:
     argument = {"name": args.name, "size_bytes": args.size, "replicas": args.replicas,
-                "user": user_name()}  # fmt: skip
+                "user": user_name(), "compress": args.compress or ""}  # fmt: skip
     made = client.change("memory_create", argument)
     if args.json:
         print_json(made)
         return Status.DONE
-    say(f"volume {made['name']}: {size(made['size_bytes'])}, {made['replicas']} replicas")
+    by = f", compressed by {made['compress']}" if made["compress"] else ""
+    say(f"volume {made['name']}: {size(made['size_bytes'])}, {made['replicas']} replicas{by}")
     return Status.DONE
 
 
@@ -93,6 +94,10 @@ def _add_create(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--replicas", type=whole_number(1, REPLICAS_MAX), default=1, metavar="N",
         help="how many servers keep each page (default 1: pages are lost with their server)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--compress", choices=[codec for codec in CODECS if codec], metavar="CODEC",
+        help="let clients compress pages, by lz4 (fast) or zstd (smaller)",
     )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ THREADS: Final = range(4, 17)
 threads pass nbdkit's lock for each request, and use twice the CPU time of 4."""
 
 _SOURCES: Final = Path(companion.__file__).parent
-_FILES: Final = ("nbdkit/ciel_memory.c", "page_client.c", "checksum.c")
-_HEADERS: Final = ("page_client.h", "page_server.h")
+_FILES: Final = ("nbdkit/ciel_memory.c", "page_client.c", "codecs.c", "checksum.c")
+_HEADERS: Final = ("page_client.h", "page_server.h", "codecs.h")
 
 
 class ExportError(CielError):
@@ -51,6 +51,7 @@ def export(client: Client, args: Namespace) -> int:
             "--unix", socket, "--threads", str(args.threads or _default_threads()),
             str(_plugin()), f"companion={directory}/companion",
             f"volume={volume['number']}", f"extents={volume['extents']}",
+            f"compress={volume['compress']}",
             f"timeout={args.timeout}",
         ]  # fmt: skip
         os.mkfifo(f"{directory}/ready")

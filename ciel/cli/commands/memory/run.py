@@ -48,7 +48,8 @@ def run(client: Client, args: Namespace) -> int:
     volume = find_volume(client, args.name)
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        described = f"{volume['number']} {volume['extents']} {volume['replicas']} {args.timeout}"
+        numbers = f"{volume['number']} {volume['extents']} {volume['replicas']}"
+        described = f"{numbers} {args.timeout} {volume['compress']}"
         environ = os.environ | {VARIABLE: f"{theirs.fileno()} {described}"}
         try:
             process = subprocess.Popen(words, env=environ, pass_fds=[theirs.fileno()])

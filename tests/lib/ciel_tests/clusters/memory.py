@@ -68,10 +68,10 @@ class Nodes:
             self._carry_out()
 
     def create(
-        self, name: str, extents: int, replicas: int, timeout_s: float = 5.0
+        self, name: str, extents: int, replicas: int, timeout_s: float = 5.0, compress: str = ""
     ) -> SpaceOfNodes:
         with self._lock:
-            self.volumes.create(name, extents, replicas, time.monotonic())
+            self.volumes.create(name, extents, replicas, time.monotonic(), compress=compress)
             self._carry_out()
         return self.open(name, timeout_s)
 
@@ -178,7 +178,8 @@ class SpaceOfNodes(Space):
     def __init__(self, nodes: Nodes, name: str, timeout_s: float) -> None:
         volume = nodes.volumes.volumes[name]
         owner = OwnerOfVolume(nodes, name)
-        super().__init__(owner, volume.number, len(volume.extents), volume.replicas, timeout_s)
+        extents, compress = len(volume.extents), volume.compress
+        super().__init__(owner, volume.number, extents, volume.replicas, timeout_s, compress)
         self._nodes = nodes
         self._name = name
 
