@@ -32,13 +32,13 @@ from ciel.memory import local
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES, Holding, PageServer, Role
 from ciel.memory.space import Space
 from ciel.memory.volumes import Place
-from ciel.testing.homes import wait_for
+from ciel.testing.homes import Home, wait_for
+from ciel.testing.memory.cluster import MemoryCluster
 
-SIZE: Final = "256MiB"
+SIZE_MIB: Final = 256
 ROUNDS: Final = 3
 SECONDS: Final = 4
 PAGE: Final = 4096
-BIN: Final = Path(sys.executable).parent
 KINDS: Final = {
     "latency": ("randread", "4k", 1),
     "deep": ("randread", "4k", 16),
@@ -85,9 +85,9 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def started(*words: str, environ: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def started(*words: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program within the block."""
-    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -97,41 +97,19 @@ def started(*words: str, environ: dict[str, str] | None = None) -> Iterator[subp
 @contextmanager
 def cluster(home: str) -> Iterator[Exported]:
     """Run a cluster with two memory servers that export a volume."""
-    environ = dict(os.environ, HOME=home, XDG_STATE_HOME=f"{home}/state", XDG_RUNTIME_DIR=home)
-
-    def ciel(*words: str) -> str:
-        done = subprocess.run(
-            [str(BIN / "ciel"), *words], env=environ, check=True, capture_output=True, text=True
-        )
-        return done.stdout
-
-    ciel("up", "--workers", "1", "--listen", "127.0.0.1:0")
-    try:
-        with ExitStack() as stack:
-            server = (str(BIN / "ciel-memory"), "--offer", "512MiB", "--log")
-            servers = [
-                stack.enter_context(started(*server, f"{home}/{n}.log", environ=environ))
-                for n in range(2)
-            ]
-            wait_for(
-                lambda: len(json.loads(ciel("memory", "list", "--json"))["servers"]) == 2, "servers"
-            )
-            ciel("memory", "create", "v", "--size", SIZE, "--replicas", "1")
-            export = (str(BIN / "ciel"), "memory", "export", "v", "--socket", f"{home}/v", "--json")
-            serving = stack.enter_context(started(*export, environ=environ))
-            assert serving.stdout is not None
-            uri = json.loads(serving.stdout.readline())["uri"]
-            children = Path(f"/proc/{serving.pid}/task/{serving.pid}/children").read_text()
-            yield Exported(uri, int(children.split()[0]), [each.pid for each in servers])
-    finally:
-        ciel("down")
+    with ExitStack() as stack:
+        running = MemoryCluster(Home(Path(home)), stack, "512MiB")
+        running.create("v", SIZE_MIB, 1)
+        exported = running.export("v")
+        servers = [each.pid for each in running.servers.values()]
+        yield Exported(exported.uri, exported.nbdkit, servers)
 
 
 @contextmanager
 def floor(home: str) -> Iterator[Exported]:
     """Run nbdkit with its own memory."""
     path, nbdkit = f"{home}/floor", shutil.which("nbdkit") or "nbdkit"
-    words = (nbdkit, "--foreground", "--unix", path, "memory", SIZE.removesuffix("iB"))
+    words = (nbdkit, "--foreground", "--unix", path, "memory", f"{SIZE_MIB}M")
     with started(*words) as process:
         wait_for(lambda: os.path.exists(path), "nbdkit")
         yield Exported(f"nbd+unix:///?socket={path}", process.pid)
@@ -143,7 +121,7 @@ def fio(exported: Exported, kind: str) -> Run:
     before = Cpu.of([exported.nbdkit]), Cpu.of(exported.servers)
     done = subprocess.run(
         ["fio", "--name=x", "--ioengine=nbd", f"--uri={exported.uri}", f"--rw={access}",
-         f"--bs={block}", f"--iodepth={depth}", f"--size={SIZE.removesuffix('iB')}",
+         f"--bs={block}", f"--iodepth={depth}", f"--size={SIZE_MIB}M",
          "--time_based", f"--runtime={SECONDS}", "--output-format=json"],
         check=True, capture_output=True, text=True,
     )  # fmt: skip

@@ -9,10 +9,8 @@ Needs Debian's packages nbdkit, nbdkit-plugin-dev, qemu-system-x86 and busybox-s
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +21,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ciel.testing.homes import BIN, Home, wait_for
+from ciel.testing.homes import Home, wait_for
+from ciel.testing.memory.cluster import MemoryCluster
 from ciel.testing.virtual_machines import (
     Guest,
     GuestError,
@@ -58,57 +57,6 @@ class Taken(NamedTuple):
 
 GOALS: Final = Taken(2.0, 10.0)
 """How many times as fast as on the disk the sorts shall be; the thesis reached this."""
-
-
-class Servers:
-    """A cluster with memory servers."""
-
-    def __init__(self, home: Home, stack: ExitStack) -> None:
-        self._home = home
-        self._stack = stack
-        self.ciel("up", "--workers", "1", "--listen", "127.0.0.1:0")
-        stack.callback(self.ciel, "down")
-        words = [str(BIN / "ciel-memory"), "--offer", f"{OFFER_MIB}MiB", "--pressure-max", "off"]
-        self._servers = [self._started(*words) for _ in range(2)]
-        wait_for(lambda: len(self._listed()["servers"]) == 2, "two memory servers")
-
-    def ciel(self, *words: str) -> str:
-        """Run a command; return its output."""
-        command = [str(BIN / "ciel"), *words]
-        done = subprocess.run(command, env=self._home.environ, check=True, capture_output=True)
-        return done.stdout.decode()
-
-    def export(self, name: str, size_mib: int, replicas: int) -> str:
-        """Create a volume, and serve it; return the path of the socket."""
-        self.ciel("memory", "create", name, "--size", f"{size_mib}MiB", "--replicas", str(replicas))
-        socket = str(self._home.path / name)
-        serving = self._started(
-            str(BIN / "ciel"), "memory", "export", name, "--socket", socket, "--json"
-        )
-        assert serving.stdout is not None
-        json.loads(serving.stdout.readline())
-        return socket
-
-    def kill(self) -> None:
-        """Kill one of the servers."""
-        os.kill(self._servers[0].pid, signal.SIGKILL)
-
-    def _listed(self) -> dict[str, list[object]]:
-        listed: dict[str, list[object]] = json.loads(self.ciel("memory", "list", "--json"))
-        return listed
-
-    def _started(self, *command: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command, env=self._home.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True,
-        )  # fmt: skip
-
-        def end() -> None:
-            process.terminate()
-            process.communicate()
-
-        self._stack.callback(end)
-        return process
 
 
 @contextmanager
@@ -186,10 +134,11 @@ def measure(place: Path, socket: str, what: str, limits: Taken) -> Taken:
     return Taken(*found)
 
 
-def kill_one(place: Path, servers: Servers) -> None:
+def kill_one(place: Path, cluster: MemoryCluster) -> None:
     """Sort, and kill a server meanwhile."""
-    with machine(place, servers.export("safe", VOLUME_MIB // 2, 2)) as guest:
-        killer = threading.Timer(5.0, servers.kill)
+    cluster.create("safe", VOLUME_MIB // 2, 2)
+    with machine(place, cluster.export("safe").socket) as guest:
+        killer = threading.Timer(5.0, cluster.kill, [next(iter(cluster.servers))])
         killer.start()
         try:
             taken_s = sort(guest, [SORT_MIB], LIMIT_S)
@@ -208,12 +157,13 @@ def check(place: Path) -> None:
     build(place, kernel(place))
     (place / "home").mkdir()
     with ExitStack() as stack:
-        servers = Servers(Home(place / "home"), stack)
+        cluster = MemoryCluster(Home(place / "home"), stack, f"{OFFER_MIB}MiB")
         print("the machine swaps to two memory servers", flush=True)
         unlimited = Taken(LIMIT_S, LIMIT_S)
-        remote = measure(place, servers.export("swap", VOLUME_MIB, 1), "remote memory", unlimited)
+        cluster.create("swap", VOLUME_MIB, 1)
+        remote = measure(place, cluster.export("swap").socket, "remote memory", unlimited)
         print("with two replicas", flush=True)
-        kill_one(place, servers)
+        kill_one(place, cluster)
     print("the same machine, for comparison", flush=True)
     size = f"{VOLUME_MIB}M"
     with nbdkit(place, "memory", size) as socket:

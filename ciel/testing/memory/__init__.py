@@ -1,0 +1,1 @@
+"""Clusters with memory servers, for checks and benchmarks of remote memory."""
