@@ -376,15 +376,16 @@ class Client(Shown, JobClient):
 
     # --- values -----------------------------------------------------------------------------------
 
-    def memory(self, name: str, timeout_s: float = 2.0) -> Space:
+    def memory(self, name: str, timeout_s: float = 2.0, cache_bytes: int = 0) -> Space:
         """Open the address space of a volume over the memory of other machines.
 
-        `timeout_s`: its calls raise SpaceError if servers do not answer for so long. Close it after
-        use, before the client.
+        `timeout_s`: its calls raise SpaceError if servers do not answer for so long. `cache_bytes`:
+        keep so much of what was read or written lately, and read ahead; writes of others are not
+        noticed then. Close it after use, before the client.
         """
         from ciel.client.memory import open_space
 
-        return open_space(self, name, timeout_s)
+        return open_space(self, name, timeout_s, cache_bytes)
 
     def put(self, value: T, *, copies: int | None = None) -> Future[T]:
         """Store a value once, and return its future, to be an argument of many tasks.

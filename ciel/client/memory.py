@@ -28,9 +28,11 @@ def find_volume(master: Master, name: str) -> dict[str, Any]:
     return found
 
 
-def open_space(master: Master, name: str, timeout_s: float = TIMEOUT_S) -> Space:
+def open_space(
+    master: Master, name: str, timeout_s: float = TIMEOUT_S, cache_bytes: int = 0
+) -> Space:
     """Open the address space of a volume; raises SpaceError."""
     volume = find_volume(master, name)
     owner = VolumeOwner(master, name)
     number, extents, compress = volume["number"], volume["extents"], volume["compress"]
-    return Space(owner, number, extents, volume["replicas"], timeout_s, compress)
+    return Space(owner, number, extents, volume["replicas"], timeout_s, compress, cache_bytes)

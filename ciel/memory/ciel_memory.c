@@ -11,7 +11,8 @@
 #include "page_client.h"
 
 /* What `ciel memory run` sets: the socket of the companion, the volume's number and extents, its
- * replicas, the time limit of a call in seconds, and the name of its codec, which may be empty. */
+ * replicas, the time limit of a call in seconds, the pages of its cache, and the name of its codec,
+ * which may be empty. */
 static const char VARIABLE[] = "CIEL_MEMORY";
 
 struct idle {
@@ -36,15 +37,16 @@ struct ciel_memory *ciel_memory_open(void)
     uint64_t number;
     uint32_t extents;
     unsigned replicas;
-    double timeout_s;
+    struct page_options options;
     char name[8] = "";
-    if (!text || sscanf(text, "%d %" SCNu64 " %" SCNu32 " %u %lf %7s", &companion, &number,
-                        &extents, &replicas, &timeout_s, name) < 5) {
+    if (!text || sscanf(text, "%d %" SCNu64 " %" SCNu32 " %u %lf %" SCNu32 " %7s", &companion,
+                        &number, &extents, &replicas, &options.timeout_s, &options.cache_pages,
+                        name) < 6) {
         errno = ENOENT;
         return NULL;
     }
-    const enum codec codec = page_codec(name);
-    if (codec == CODEC_MISSING) {
+    options.codec = page_codec(name);
+    if (options.codec == CODEC_MISSING) {
         snprintf(why, sizeof why, "the volume needs the library of %s (Debian: lib%s1)", name,
                  strcmp(name, "lz4") == 0 ? "lz4-" : name);
         errno = ENOPKG;
@@ -53,7 +55,7 @@ struct ciel_memory *ciel_memory_open(void)
     struct ciel_memory *memory = calloc(1, sizeof *memory);
     if (!memory)
         return NULL;
-    memory->volume = page_volume_open(companion, number, extents, codec, timeout_s);
+    memory->volume = page_volume_open(companion, number, extents, options);
     if (!memory->volume) {
         free(memory);
         errno = ENOMEM;

@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "page_cache.h"
+
 enum {
     SLICE_MS = 100, /* so often, a call that waits asks where its extent is now */
     LOCAL_SEND_BYTES = 2 << 20, /* room in the kernel for the longest write, at a UNIX socket */
@@ -35,8 +37,8 @@ struct page_volume {
     int companion;
     uint64_t number;
     uint32_t extents;
-    enum codec codec;
-    double timeout_s;
+    struct page_options options;
+    struct page_cache *cache; /* NULL: none */
     _Atomic struct place places[]; /* which requests read without the mutex */
 };
 
@@ -49,6 +51,7 @@ struct page_session {
     struct packer *packer;          /* NULL: pages are not packed */
     uint8_t *packed;                /* room for an extent */
     uint8_t *pages;                 /* room for an extent, for calls with incomplete pages */
+    uint8_t *ahead;                 /* room for pages that are read ahead */
     char why[WHY_BYTES];
 };
 
@@ -396,7 +399,7 @@ static struct request request_for(struct page_session *session, enum op op, uint
         .frame = {.size_bytes = op == OP_WRITE ? count * (PAGE_BYTES + 4) : 0, .op = (uint8_t)op,
                   .is_packed = op != OP_TRIM && session->packer != NULL, .id = ++session->last_id,
                   .volume = session->volume->number, .page = page, .count = count},
-        .until_s = now_s() + session->volume->timeout_s,
+        .until_s = now_s() + session->volume->options.timeout_s,
         .pages = pages,
     };
 }
@@ -417,7 +420,7 @@ static int carry_out(struct page_session *session, struct request *request)
     }
 }
 
-static int read_pages(struct page_session *session, uint64_t page, uint32_t count, uint8_t *pages)
+static int fetch_pages(struct page_session *session, uint64_t page, uint32_t count, uint8_t *pages)
 {
     for (int tries = 0; tries < DAMAGED_MAX; tries++) {
         struct request request = request_for(session, OP_READ, page, count, pages);
@@ -428,6 +431,31 @@ static int read_pages(struct page_session *session, uint64_t page, uint32_t coun
     }
     say(session, "page %llu is damaged", (unsigned long long)page);
     return -1;
+}
+
+/* Read pages from the cache up to the first that it lacks, and the others from a server; read ahead
+ * if reads are sequential. */
+static int read_pages(struct page_session *session, uint64_t page, uint32_t count, uint8_t *pages)
+{
+    struct page_cache *cache = session->volume->cache;
+    uint64_t time;
+
+    if (cache == NULL)
+        return fetch_pages(session, page, count, pages);
+    uint32_t got = page_cache_get(cache, page, count, pages);
+    page += got;
+    count -= got;
+    pages += (size_t)got * PAGE_BYTES;
+    if (count == 0)
+        return 0;
+    uint32_t planned = page_cache_plan(cache, page, count, &time);
+    uint8_t *to = planned > count ? session->ahead : pages;
+    if (fetch_pages(session, page, planned, to) != 0)
+        return -1;
+    page_cache_add(cache, page, planned, time, to);
+    if (planned > count)
+        memcpy(pages, to, (size_t)count * PAGE_BYTES);
+    return 0;
 }
 
 /* Pack pages into the session's memory; return the size of the payload. */
@@ -444,7 +472,7 @@ static uint32_t pack_pages(struct page_session *session, uint32_t count, const u
     return 6 * count + (uint32_t)(to - session->packed);
 }
 
-static int write_pages(struct page_session *session, uint64_t page, uint32_t count,
+static int store_pages(struct page_session *session, uint64_t page, uint32_t count,
                        const uint8_t *pages)
 {
     struct request request = request_for(session, OP_WRITE, page, count, (uint8_t *)pages);
@@ -453,6 +481,27 @@ static int write_pages(struct page_session *session, uint64_t page, uint32_t cou
     for (uint32_t n = 0; n < count && !request.frame.is_packed; n++)
         session->checksums[n] = page_checksum(pages + (size_t)n * PAGE_BYTES, PAGE_BYTES);
     return carry_out(session, &request);
+}
+
+static int trim_pages(struct page_session *session, uint64_t page, uint32_t count)
+{
+    struct request request = request_for(session, OP_TRIM, page, count, NULL);
+
+    return carry_out(session, &request);
+}
+
+/* Change pages. `pages` NULL: they become zeros. */
+static int write_pages(struct page_session *session, uint64_t page, uint32_t count,
+                       const uint8_t *pages)
+{
+    struct page_cache *cache = session->volume->cache;
+    uint64_t time = cache == NULL ? 0 : page_cache_begin_write(cache, page, count);
+    int result = pages == NULL ? trim_pages(session, page, count)
+                               : store_pages(session, page, count, pages);
+
+    if (cache != NULL)
+        page_cache_written(cache, page, count, time, result == 0 ? pages : NULL);
+    return result;
 }
 
 /* --- calls ------------------------------------------------------------------------------------ */
@@ -564,8 +613,7 @@ int page_session_trim(struct page_session *session, uint64_t size, uint64_t addr
         if (part.offset != 0)
             step = PAGE_BYTES - part.offset;
         part = first_part(address, step == 0 || step > part.size ? part.size : step);
-        struct request request = request_for(session, OP_TRIM, part.page, part.count, NULL);
-        if (has_whole_pages(&part) ? carry_out(session, &request) != 0
+        if (has_whole_pages(&part) ? write_pages(session, part.page, part.count, NULL) != 0
                                    : write_part(session, &part, NULL) != 0)
             return -1;
         address += part.size;
@@ -579,7 +627,7 @@ const char *page_session_why(const struct page_session *session) { return sessio
 /* --- volumes and sessions --------------------------------------------------------------------- */
 
 struct page_volume *page_volume_open(int companion, uint64_t number, uint32_t extents,
-                                     enum codec codec, double timeout_s)
+                                     struct page_options options)
 {
     struct page_volume *volume = calloc(1, sizeof *volume + extents * sizeof(struct place));
 
@@ -589,14 +637,22 @@ struct page_volume *page_volume_open(int companion, uint64_t number, uint32_t ex
     volume->companion = companion;
     volume->number = number;
     volume->extents = extents;
-    volume->codec = codec;
-    volume->timeout_s = timeout_s;
+    volume->options = options;
+    if (options.cache_pages > 0)
+        volume->cache = page_cache_open(options.cache_pages);
+    if (options.cache_pages > 0 && volume->cache == NULL) {
+        volume->companion = -1; /* it still belongs to the caller */
+        page_volume_close(volume);
+        return NULL;
+    }
     return volume;
 }
 
 void page_volume_close(struct page_volume *volume)
 {
-    close(volume->companion);
+    if (volume->companion >= 0)
+        close(volume->companion);
+    page_cache_close(volume->cache);
     pthread_mutex_destroy(&volume->mutex);
     free(volume);
 }
@@ -613,8 +669,12 @@ struct page_session *page_session_open(struct page_volume *volume)
     session->pages = malloc(EXTENT_PAGES * PAGE_BYTES);
     int is_ready = session->pages != NULL &&
                    getrandom(&session->number, sizeof session->number, 0) == sizeof session->number;
-    if (volume->codec != CODEC_NONE) {
-        session->packer = packer_open(volume->codec);
+    if (volume->cache != NULL) {
+        session->ahead = malloc(CACHED_PAGES_MAX * PAGE_BYTES);
+        is_ready &= session->ahead != NULL;
+    }
+    if (volume->options.codec != CODEC_NONE) {
+        session->packer = packer_open(volume->options.codec);
         session->packed = malloc(EXTENT_PAGES * PAGE_BYTES);
         is_ready &= session->packer != NULL && session->packed != NULL;
     }
@@ -633,6 +693,7 @@ void page_session_close(struct page_session *session)
             close(session->connections[n]);
     packer_close(session->packer);
     free(session->packed);
+    free(session->ahead);
     free(session->pages);
     free(session);
 }

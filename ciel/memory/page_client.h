@@ -39,11 +39,16 @@ struct answer {
 struct page_volume;
 struct page_session;
 
-/* Open the volume of a number, which has so many extents. The socket belongs to the volume. All
- * clients of a volume must use the same codec. `timeout_s`: after it, a call fails with EIO. NULL:
+struct page_options {
+    enum codec codec;     /* of all clients of the volume */
+    uint32_t cache_pages; /* so many are kept, and writes of other clients not noticed; 0: none */
+    double timeout_s;     /* after it, a call fails with EIO */
+};
+
+/* Open the volume of a number, which has so many extents. The socket belongs to the volume. NULL:
  * no memory. */
 struct page_volume *page_volume_open(int companion, uint64_t number, uint32_t extents,
-                                     enum codec codec, double timeout_s);
+                                     struct page_options options);
 void page_volume_close(struct page_volume *volume); /* after all its sessions */
 
 struct page_session *page_session_open(struct page_volume *volume);

@@ -17,7 +17,7 @@ import cffi
 
 from ciel.core.errors import CielError
 from ciel.memory.companion import Companion, Owner
-from ciel.memory.page_server import EXTENT_BYTES, LIBRARY
+from ciel.memory.page_server import EXTENT_BYTES, LIBRARY, PAGE_BYTES
 
 TIMEOUT_S: Final = 2.0
 PACKAGES: Final = {"lz4": "liblz4-1", "zstd": "libzstd1"}
@@ -37,12 +37,20 @@ class Attributes(NamedTuple):
     replicas: int
 
 
+class _Options(ctypes.Structure):
+    _fields_ = (
+        ("codec", ctypes.c_int),
+        ("cache_pages", ctypes.c_uint32),
+        ("timeout_s", ctypes.c_double),
+    )
+
+
 class Space:
     """The address space of a volume; any thread may use it.
 
     Each whole page of a write is replaced at once. A read returns the last write that had ended
-    before the read began, or a later one. A write of a
-    part of a page reads the rest of it first: two such writes to one page must not run at once.
+    before the read began, or a later one. A write of a part of a page reads the rest of it first:
+    two such writes to one page must not run at once.
     """
 
     def __init__(
@@ -53,13 +61,15 @@ class Space:
         replicas: int,
         timeout_s: float = TIMEOUT_S,
         compress: str = "",
+        cache_bytes: int = 0,
     ) -> None:
         """Open the volume with this number; raises SpaceError.
 
         `timeout_s`: calls raise SpaceError if servers do not answer for so long. `compress`: the
-        codec of the volume, for which this host needs a library.
+        codec of the volume, for which this host needs a library. `cache_bytes`: keep so much of
+        what was read or written lately. Then reads do not notice writes through other spaces.
         """
-        self._attributes = Attributes(extents * EXTENT_BYTES, 4096, replicas)
+        self._attributes = Attributes(extents * EXTENT_BYTES, PAGE_BYTES, replicas)
         self._library = _library()
         codec = self._library.page_codec(compress.encode())
         if codec < 0:
@@ -68,7 +78,7 @@ class Space:
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._companion = Companion(owner, own)
         self._volume = self._library.page_volume_open(
-            theirs.detach(), volume, extents, codec, timeout_s
+            theirs.detach(), volume, extents, _Options(codec, cache_bytes // PAGE_BYTES, timeout_s)
         )
         self._sessions: list[Any] = []
         self._free: list[Any] = []
@@ -166,7 +176,7 @@ def _library() -> Any:
         "page_codec": (ctypes.c_int, (ctypes.c_char_p,)),
         "page_volume_open": (
             handle,
-            (ctypes.c_int, size, ctypes.c_uint32, ctypes.c_int, ctypes.c_double),
+            (ctypes.c_int, size, ctypes.c_uint32, _Options),
         ),
         "page_volume_close": (None, (handle,)),
         "page_session_open": (handle, (handle,)),

@@ -17,7 +17,7 @@ from ciel.memory.volumes import CODECS
 from ciel_tests.clusters.memory import Nodes, OwnerOfVolume
 
 SOURCES = Path(space.__file__).parent
-FILES = ("ciel_memory.c", "page_client.c", "codecs.c", "checksum.c")
+FILES = ("ciel_memory.c", "page_client.c", "page_cache.c", "codecs.c", "checksum.c")
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,12 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
 class Driver:
     """A running program, with a companion in this process."""
 
-    def __init__(self, program: Path, nodes: Nodes, timeout_s: float) -> None:
+    def __init__(self, program: Path, nodes: Nodes, timeout_s: float, cache_pages: int) -> None:
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             volume = nodes.volumes.volumes["v"]
-            described = f"{theirs.fileno()} {volume.number} 2 1 {timeout_s} {volume.compress}"
+            options = f"{timeout_s} {cache_pages} {volume.compress}"
+            described = f"{theirs.fileno()} {volume.number} 2 1 {options}"
             self.process = subprocess.Popen(
                 [program], env=os.environ | {"CIEL_MEMORY": described}, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[theirs.fileno()],
@@ -70,9 +71,10 @@ class Driver:
         assert not self.companion.is_alive()
 
 
-@pytest.fixture
-def driver(program: Path, nodes: Nodes) -> Iterator[Driver]:
-    driver = Driver(program, nodes, timeout_s=5.0)
+@pytest.fixture(params=[0, 8])
+def driver(request: pytest.FixtureRequest, program: Path, nodes: Nodes) -> Iterator[Driver]:
+    """A program, without a cache or with one of some pages."""
+    driver = Driver(program, nodes, 5.0, request.param)
     yield driver
     driver.end()
 
@@ -99,7 +101,7 @@ def test_bytes_outside_the_volume_are_refused(driver: Driver, request_: str) -> 
 
 
 def test_pages_of_a_dead_server_are_an_error_that_names_it(program: Path, nodes: Nodes) -> None:
-    driver = Driver(program, nodes, timeout_s=0.5)
+    driver = Driver(program, nodes, 0.5, 0)
     assert driver.says("write 0 here") == "done"
     nodes.kill("a")
     assert driver.says("read 0 4").startswith("EIO memory server a is gone")

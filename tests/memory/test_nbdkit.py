@@ -37,7 +37,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
     if not Path("/usr/include/nbdkit-plugin.h").exists():
         pytest.skip("needs nbdkit-plugin-dev")
     target = str(tmp_path_factory.mktemp("plugin") / "nbdkit-ciel-memory-plugin.so")
-    names = ("nbdkit/ciel_memory.c", "page_client.c", "codecs.c", "checksum.c")
+    names = ("nbdkit/ciel_memory.c", "page_client.c", "page_cache.c", "codecs.c", "checksum.c")
     sources = [HOME / name for name in names]
     flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread", f"-I{HOME}"]
     subprocess.run(["cc", *flags, "-o", target, *map(str, sources)], check=True)

@@ -1,8 +1,9 @@
 /* A plug-in of nbdkit: serves a volume of remote memory to any NBD client (NET-2).
  *
  * Parameters: `companion`, the path of a socket (SOCK_SEQPACKET) that answers as page_client.h
- * says; `volume`, its number; `extents`, their count; `compress`, the name of its codec;
- * `timeout`, in seconds. Each thread of nbdkit has its session, so requests run at the same time. */
+ * says; `volume`, its number; `extents`, their count; `compress`, the name of its codec; `cache`,
+ * in pages; `timeout`, in seconds. Each thread of nbdkit has its session, so requests run at the
+ * same time. */
 #define NBDKIT_API_VERSION 2
 #include <nbdkit-plugin.h>
 
@@ -22,9 +23,9 @@
 static struct {
     char *companion;
     uint64_t volume;
-    uint32_t extents, timeout_s;
-    enum codec codec;
-} given = {.timeout_s = 30};
+    uint32_t extents;
+    struct page_options options;
+} given = {.options = {.timeout_s = 30}};
 
 static struct page_volume *volume;
 static pthread_key_t session_key;
@@ -41,8 +42,8 @@ static int set(const char *key, const char *value)
         return given.companion == NULL ? -1 : 0;
     }
     if (strcmp(key, "compress") == 0) {
-        given.codec = page_codec(value);
-        if (given.codec != CODEC_MISSING)
+        given.options.codec = page_codec(value);
+        if (given.options.codec != CODEC_MISSING)
             return 0;
         nbdkit_error("the volume needs the library of %s (Debian: libzstd1, liblz4-1)", value);
         return -1;
@@ -54,7 +55,9 @@ static int set(const char *key, const char *value)
     else if (strcmp(key, "extents") == 0 && number <= UINT32_MAX)
         given.extents = (uint32_t)number;
     else if (strcmp(key, "timeout") == 0 && number <= UINT32_MAX)
-        given.timeout_s = (uint32_t)number;
+        given.options.timeout_s = (double)number;
+    else if (strcmp(key, "cache") == 0 && number <= UINT32_MAX)
+        given.options.cache_pages = (uint32_t)number;
     else {
         nbdkit_error("unknown parameter, or value out of range: %s=%s", key, value);
         return -1;
@@ -84,7 +87,7 @@ static int begin(void)
         nbdkit_error("the companion at %s cannot be reached: %m", given.companion);
         return -1;
     }
-    volume = page_volume_open(fd, given.volume, given.extents, given.codec, given.timeout_s);
+    volume = page_volume_open(fd, given.volume, given.extents, given.options);
     if (volume == NULL || pthread_key_create(&session_key, close_session) != 0) {
         nbdkit_error("there is no memory for the volume");
         return -1;
@@ -190,7 +193,8 @@ static struct nbdkit_plugin plugin = {
     .longname = "remote memory of ciel",
     .config = set,
     .config_complete = check,
-    .config_help = "companion=PATH volume=N extents=N [compress=lz4|zstd] [timeout=SECONDS]",
+    .config_help = "companion=PATH volume=N extents=N [compress=lz4|zstd] [cache=PAGES] "
+                   "[timeout=SECONDS]",
     .get_ready = NULL,
     .after_fork = begin,
     .unload = end,

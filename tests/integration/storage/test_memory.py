@@ -240,7 +240,7 @@ def test_a_program_is_run_with_a_volume_and_its_status_is_passed_on(lenders: Len
     lenders.create("space", "2MiB", 1)
     run = ("ciel", "memory", "run")
     done = lenders.home.run(*run, "space", "sh", "-c", "echo $CIEL_MEMORY; exit 3")
-    assert (done.returncode, done.stdout.split()[2:]) == (3, ["2", "1", "30"])
+    assert (done.returncode, done.stdout.split()[2:]) == (3, ["2", "1", "30", "0"])
     assert lenders.home.run(*run, "space", "--", "sh", "-c", "kill -9 $$").returncode == 137
     for words, why in (
         (("space", "./nothing"), "./nothing cannot be started: No such file or directory"),

@@ -9,7 +9,7 @@ from typing import Final
 from ciel.cli.commands.memory import stats
 from ciel.cli.commands.memory.export import export
 from ciel.cli.commands.memory.run import ABOUT as ABOUT_RUN
-from ciel.cli.commands.memory.run import add_run, run
+from ciel.cli.commands.memory.run import add_cache, add_run, run
 from ciel.cli.commands.memory.stats import state_of_server, state_of_volume
 from ciel.cli.outcome import Status, say
 from ciel.cli.output.printing import print_json, print_text
@@ -103,6 +103,7 @@ def _add_create(parser: ArgumentParser) -> None:
 
 def _add_export(parser: ArgumentParser) -> None:
     _add_name(parser)
+    add_cache(parser)
     parser.add_argument(
         "--socket", required=True, metavar="PATH", help="the socket for NBD clients"
     )

@@ -24,14 +24,15 @@ from ciel.core.errors import CielError
 from ciel.memory import companion
 from ciel.memory.companion import Companion
 from ciel.memory.master import VolumeOwner
+from ciel.memory.page_server import PAGE_BYTES
 
 THREADS: Final = range(4, 17)
 """How many threads nbdkit has by default: two for each core, within this range. On two cores, 16
 threads pass nbdkit's lock for each request, and use twice the CPU time of 4."""
 
 _SOURCES: Final = Path(companion.__file__).parent
-_FILES: Final = ("nbdkit/ciel_memory.c", "page_client.c", "codecs.c", "checksum.c")
-_HEADERS: Final = ("page_client.h", "page_server.h", "codecs.h")
+_FILES: Final = ("nbdkit/ciel_memory.c", "page_client.c", "page_cache.c", "codecs.c", "checksum.c")
+_HEADERS: Final = ("page_client.h", "page_cache.h", "page_server.h", "codecs.h")
 
 
 class ExportError(CielError):
@@ -51,7 +52,7 @@ def export(client: Client, args: Namespace) -> int:
             "--unix", socket, "--threads", str(args.threads or _default_threads()),
             str(_plugin()), f"companion={directory}/companion",
             f"volume={volume['number']}", f"extents={volume['extents']}",
-            f"compress={volume['compress']}",
+            f"compress={volume['compress']}", f"cache={args.cache // PAGE_BYTES}",
             f"timeout={args.timeout}",
         ]  # fmt: skip
         os.mkfifo(f"{directory}/ready")

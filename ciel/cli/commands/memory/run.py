@@ -11,11 +11,12 @@ from contextlib import suppress
 from typing import Final
 
 from ciel.cli.outcome import UsageError
-from ciel.cli.parsing.parser import whole_number
+from ciel.cli.parsing.parser import memory_size, whole_number
 from ciel.client.client import Client
 from ciel.client.memory import find_volume
 from ciel.memory.companion import Companion
 from ciel.memory.master import VolumeOwner
+from ciel.memory.page_server import PAGE_BYTES
 
 VARIABLE: Final = "CIEL_MEMORY"
 """The variable that the program's library reads: the socket, and a description of the volume."""
@@ -28,12 +29,22 @@ ABOUT: Final = (
 )
 
 
+def add_cache(parser: ArgumentParser) -> None:
+    """Add the option `--cache`."""
+    parser.add_argument(
+        "--cache", type=memory_size, default=0, metavar="SIZE",
+        help="keep so much of what was read or written lately, and read ahead; only if nobody else "
+        "writes to the volume meanwhile (default: no cache)",
+    )  # fmt: skip
+
+
 def add_run(parser: ArgumentParser) -> None:
     """Add the arguments of `ciel memory run`."""
     parser.add_argument(
         "--timeout", type=whole_number(1, 3600), default=30, metavar="SECONDS",
         help="after this time without an answer, reads and writes fail (default %(default)s)",
     )  # fmt: skip
+    add_cache(parser)
     parser.add_argument("name", metavar="VOLUME", help="the volume")
     parser.add_argument(
         "program", metavar="PROGRAM [ARG…]", nargs=argparse.REMAINDER, help="the program"
@@ -49,7 +60,8 @@ def run(client: Client, args: Namespace) -> int:
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         numbers = f"{volume['number']} {volume['extents']} {volume['replicas']}"
-        described = f"{numbers} {args.timeout} {volume['compress']}"
+        cache_pages = args.cache // PAGE_BYTES
+        described = f"{numbers} {args.timeout} {cache_pages} {volume['compress']}"
         environ = os.environ | {VARIABLE: f"{theirs.fileno()} {described}"}
         try:
             process = subprocess.Popen(words, env=environ, pass_fds=[theirs.fileno()])

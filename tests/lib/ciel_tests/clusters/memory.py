@@ -68,20 +68,26 @@ class Nodes:
             self._carry_out()
 
     def create(
-        self, name: str, extents: int, replicas: int, timeout_s: float = 5.0, compress: str = ""
+        self,
+        name: str,
+        extents: int,
+        replicas: int,
+        timeout_s: float = 5.0,
+        compress: str = "",
+        cache_bytes: int = 0,
     ) -> SpaceOfNodes:
         with self._lock:
             self.volumes.create(name, extents, replicas, time.monotonic(), compress=compress)
             self._carry_out()
-        return self.open(name, timeout_s)
+        return self.open(name, timeout_s, cache_bytes)
 
     def remove(self, name: str) -> None:
         with self._lock:
             self.volumes.remove(name)
             self._carry_out()
 
-    def open(self, name: str, timeout_s: float = 5.0) -> SpaceOfNodes:
-        space = SpaceOfNodes(self, name, timeout_s)
+    def open(self, name: str, timeout_s: float = 5.0, cache_bytes: int = 0) -> SpaceOfNodes:
+        space = SpaceOfNodes(self, name, timeout_s, cache_bytes)
         self._spaces.append(space)
         return space
 
@@ -175,11 +181,12 @@ class Nodes:
 class SpaceOfNodes(Space):
     """The address space of a volume."""
 
-    def __init__(self, nodes: Nodes, name: str, timeout_s: float) -> None:
+    def __init__(self, nodes: Nodes, name: str, timeout_s: float, cache_bytes: int) -> None:
         volume = nodes.volumes.volumes[name]
-        owner = OwnerOfVolume(nodes, name)
-        extents, compress = len(volume.extents), volume.compress
-        super().__init__(owner, volume.number, extents, volume.replicas, timeout_s, compress)
+        super().__init__(
+            OwnerOfVolume(nodes, name), volume.number, len(volume.extents), volume.replicas,
+            timeout_s, volume.compress, cache_bytes,
+        )  # fmt: skip
         self._nodes = nodes
         self._name = name
 
