@@ -19,7 +19,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -134,6 +134,11 @@ check-two-kernels: dev
 # nbdkit, nbdkit-plugin-dev, qemu-system-x86 and busybox-static.
 check-swap: dev
 	@$(RUN)/python tests/memory/check_swap.py
+
+# Memory servers are killed, leave, and get hostile requests and frames; three minutes. `make check-memory ONLY=kills`.
+# Needs Debian's packages nbdkit, nbdkit-plugin-dev, libnbd-bin, python3-libnbd, qemu-utils, fio and e2fsprogs.
+check-memory: dev
+	@$(RUN)/python tests/memory/check_memory.py $(ONLY)
 
 # Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev
