@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from ciel.core.events import TaskFault
 from ciel.core.refs import Reference
 from ciel.storage.errors import NoSpaceError
-from ciel.storage.interface import DISK, MEMORY
+from ciel.storage.interface import DISK
 from ciel.worker.attempts.failed_output import details_with, printed
 from ciel.worker.attempts.faults import INTERRUPTED, memory_fault, storing_fault
 from ciel.worker.attempts.kept_files import keep_files
@@ -136,7 +136,7 @@ class Lifecycle:
         Return False if there is no disk, or if the attempt is not repeatable.
         """
         levels = [level.name for level in self.place.store.levels()]
-        if levels != [MEMORY, DISK] or attempt.level == DISK or not attempt.is_repeatable:
+        if DISK not in levels[1:] or attempt.level == DISK or not attempt.is_repeatable:
             return False
         text = "memory was full while {program} wrote; its task runs again, with outputs on disk"
         log.info(text, program=program)

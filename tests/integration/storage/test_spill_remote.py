@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import ciel
 from ciel.client import Client
 from ciel.client.jobs import Job
 from ciel.core.refs import Future
@@ -126,3 +127,28 @@ def test_a_worker_without_memory_servers_spills_to_its_disk(lab: Lab) -> None:
         job.want(made)
         job.results(made, timeout_s=60)
         wait_for(lambda: lab.levels()["disk"]["objects"] >= REMOTE_MIN, "objects on the disk")
+
+
+def test_a_program_whose_output_is_larger_than_memory_runs_again_on_the_disk(lab: Lab) -> None:
+    lab.lenders.start()
+    lab.start_worker()
+    with Client(access=str(lab.cluster.access)) as client, client.job("large") as job:
+        made = job.run(["sh", "-c", f"echo run >>{lab.runs}; head -c 12000000 /dev/zero"])
+        job.want([made])
+        assert len(job.read(made, timeout_s=60)) == 12_000_000
+    assert lab.runs.read_text() == "run\nrun\n"
+
+
+def test_a_task_reads_many_objects_of_which_some_were_moved(lab: Lab) -> None:
+    """Objects that are brought back for it do not displace its other inputs."""
+    lab.lenders.start()
+    lab.start_worker()
+    with Client(access=str(lab.cluster.access)) as client:
+        make = ciel.task(lambda number: bytes([number]) * OBJECT_BYTES)
+        check = ciel.task(lambda parts: [part[0] for part in parts])
+        made = [client.submit(make, number) for number in range(OBJECTS)]
+        ciel.wait(made)
+        chance = random.Random(1)
+        chosen = [[chance.randrange(OBJECTS) for _ in range(12)] for _ in range(30)]
+        read = [client.submit(check, [made[n] for n in numbers]) for numbers in chosen]
+        assert client.gather(read) == chosen
