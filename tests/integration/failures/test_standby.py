@@ -92,11 +92,13 @@ class Pair:
         return self.home.start("ciel", "submit", "--array", f"1-{count}", "--", "sh", "-c", PROGRAM)
 
     def stop(self) -> None:
-        for process in [*self.standbys, *self.cluster.workers, self.cluster.master]:
+        cluster = self.cluster
+        processes = [*self.standbys, *cluster.workers, *cluster.lenders, cluster.master]
+        for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.send_signal(signal.SIGTERM)
-        for process in [*self.standbys, *self.cluster.workers, self.cluster.master]:
+        for process in processes:
             if process.stdout is not None and not process.stdout.closed:
                 process.communicate(timeout=20)
 

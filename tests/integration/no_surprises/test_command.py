@@ -299,7 +299,8 @@ def test_output_that_cannot_be_followed_is_printed_when_its_program_ends(shared:
 
 @pytest.mark.slow
 def test_a_command_that_stops_following_does_not_end_the_job(shared: Home) -> None:
-    number = lines_of(run(shared, "ciel", "submit", "--detach", "--follow", "yes"))[0]
+    slow = ("sh", "-c", "while echo y; do sleep 0.01; done")  # so that its output fits into memory
+    number = lines_of(run(shared, "ciel", "submit", "--detach", "--follow", "--", *slow))[0]
     command = f"ciel job output --follow {number} | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = run(shared, "bash", "-c", command)
     assert (done.stdout.split(), done.stderr) == ([b"y", b"141"], b"")

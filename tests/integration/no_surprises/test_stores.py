@@ -21,18 +21,19 @@ MIB = 1 << 20
 STALL_S = 8.0  # a wait for room that cannot be freed takes ten
 
 SMALL = ["-t", "tmpfs", "-o", "size=36m,mode=1777", "none"]
-RETURNS_MUCH = """
+WRITES_MUCH = """
+from ciel.client.errors import TaskFailedError
 import ciel
 MIB = 1 << 20
 with ciel.LocalCluster(slots=2, store="{store}") as cluster, ciel.Client(cluster) as client:
     for number in range(3):
-        future = client.submit(lambda: bytes([number]) * 6 * MIB)
-        try:
-            assert future.result() == bytes([number]) * 6 * MIB
-            length = client.submit(len, future).result()
-            print(length // MIB)
-        except ciel.TaskError as error:
-            print(error.reason)
+        with client.job("much") as job:
+            made = job.run(["head", "-c", str(6 * MIB), "/dev/zero"])
+            job.want([made])
+            try:
+                print(len(job.read(made, timeout_s=60)) // MIB)
+            except TaskFailedError as error:
+                print(error.failure.reason)
 """
 
 
@@ -60,7 +61,7 @@ def test_results_that_do_not_fit_into_an_image_are_nearly_as_fast() -> None:
 
 
 def run_small(home: Home, store: str) -> list[str]:
-    words = [sys.executable, "-c", RETURNS_MUCH.format(store=store)]
+    words = [sys.executable, "-c", WRITES_MUCH.format(store=store)]
     done = home.run(*on_mount(SMALL, Path("/dev/shm"), words))
     assert not home.processes()
     assert done.returncode == 0, done.stderr
