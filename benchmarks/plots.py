@@ -1,7 +1,7 @@
 """Creates the plots and tables of docs/measured.
 
-Plots are line charts in SVG for light and dark backgrounds; tables are written between marks in the
-text of a page.
+Plots are charts of lines or bars in SVG for light and dark backgrounds; tables are written between
+marks in the text of a page.
 """
 
 from __future__ import annotations
@@ -81,6 +81,30 @@ def line_chart(
         parts.append(_text(WIDTH - RIGHT + 10, ends[number] + 4, name, colour=colour))
     head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' {FONT}>"
     return "\n".join([head, *parts, "</svg>", ""])
+
+
+def bar_chart(title: str, x_name: str, bars: Mapping[str, Mapping[str, float]]) -> str:
+    """Draw each bar as a row of parts in the same order, with the sum at its end."""
+    names = list(next(iter(bars.values())))
+    longest = max(sum(parts.values()) for parts in bars.values())
+    height = (HEIGHT - TOP - BOTTOM) / len(bars)
+    drawn = [_text(LEFT, 25, title, size=15)]
+    for number, name in enumerate(names):
+        place, colour = LEFT + 90 * number, COLOURS[number % len(COLOURS)]
+        drawn.append(f"<rect x='{place}' y='{TOP - 14}' width='10' height='10' fill='{colour}'/>")
+        drawn.append(_text(place + 15, TOP - 5, name))
+    for row, (bar, parts) in enumerate(bars.items()):
+        x, y = float(LEFT), TOP + row * height
+        drawn.append(_text(LEFT, y + 14, bar))
+        for number, name in enumerate(names):
+            width = parts[name] / longest * (WIDTH - LEFT - RIGHT)
+            box = f"x='{x:.1f}' y='{y + 20:.1f}' width='{width:.1f}' height='{height - 34:.1f}'"
+            drawn.append(f"<rect {box} fill='{COLOURS[number % len(COLOURS)]}'/>")
+            x += width
+        drawn.append(_text(x + 8, y + height / 2 + 7, f"{sum(parts.values()):.1f}"))
+    drawn.append(_text(LEFT, HEIGHT - 14, x_name))
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' {FONT}>"
+    return "\n".join([head, *drawn, "</svg>", ""])
 
 
 def _step(about: float) -> float:

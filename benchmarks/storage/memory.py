@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.engine.control import TICKS_PER_S
+from benchmarks.plots import bar_chart, table, write_down
 from ciel.memory import local
 from ciel.memory.page_server import EXTENT_BYTES, TOKEN_BYTES, Holding, PageServer, Role
 from ciel.memory.space import Space
@@ -44,6 +45,12 @@ KINDS: Final = {
     "deep": ("randread", "4k", 16),
     "reads": ("read", "1M", 4),
     "writes": ("write", "1M", 4),
+}
+TITLES: Final = {
+    "latency": "reads of 4 KiB, depth 1",
+    "deep": "reads of 4 KiB, depth 16",
+    "reads": "reads of 1 MiB",
+    "writes": "writes of 1 MiB",
 }
 DIRECT: Final = "direct"
 DIRECT_ROUNDS: Final = 25
@@ -169,6 +176,23 @@ def _rows(kind: str, pairs: Sequence[tuple[Run, Run]]) -> Iterator[tuple[str, fl
     yield "step_server_us", median(ours.servers.user for ours, _ in pairs)
 
 
+def record(found: dict[str, float]) -> None:
+    """Write the steps of a page into docs/measured/remote-memory.md, as a table and a plot."""
+    steps = ("client", "wire", "server")
+    bars = {
+        title: {step: max(found[f"{kind}_step_{step}_us"], 0.0) for step in steps}
+        for kind, title in TITLES.items()
+    }
+    rows = [[title, *(f"{bars[title][step]:.1f}" for step in steps)] for title in bars]
+    chart = bar_chart(
+        "Steps of a page: code of the client, system calls, code of the server",
+        "CPU time of a page of 4 KiB, in microseconds",
+        bars,
+    )
+    text = f"{table(['kind', *steps], rows)}\n\n![Steps of a page](remote-memory-steps.svg)"
+    write_down("remote-memory", "steps", text, {"remote-memory-steps": chart})
+
+
 # --- without NBD ----------------------------------------------------------------------------------
 
 
@@ -237,5 +261,8 @@ def direct() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    for key, value in measure(sys.argv[1:] or (*KINDS, DIRECT)).items():
+    measured = measure(sys.argv[1:] or (*KINDS, DIRECT))
+    if not sys.argv[1:]:
+        record(measured)
+    for key, value in measured.items():
         print(f"{key:28} {value:16.2f}")
