@@ -380,8 +380,8 @@ class Client(Shown, JobClient):
         """Open the address space of a volume over the memory of other machines.
 
         `timeout_s`: its calls raise SpaceError if servers do not answer for so long. `cache_bytes`:
-        keep so much of what was read or written lately, and read ahead; writes of others are not
-        noticed then. Close it after use, before the client.
+        the space keeps pages of so many bytes, and reads ahead; it does not notice the writes of
+        other programs then. Close it after use, before the client.
         """
         from ciel.client.memory import open_space
 

@@ -9,7 +9,7 @@
 
 enum {
     CLOCKS = 256, /* of writes; an extent has the clock of its number modulo this */
-    STREAMS = 8,  /* sequential readers that are told apart */
+    STREAMS = 8,  /* so many sequential readers are known */
 };
 
 /* A page, by its index from 1. All are in the list of uses, the one used last first. */
@@ -189,7 +189,7 @@ void page_cache_written(struct page_cache *cache, uint64_t page, uint32_t count,
 {
     pthread_mutex_lock(&cache->mutex);
     uint64_t *clock = clock_of(cache, page);
-    drop_all(cache, page, count); /* what was read meanwhile */
+    drop_all(cache, page, count); /* a read may have added them meanwhile */
     if (*clock == time && from != NULL)
         put_all(cache, page, count, from);
     ++*clock;

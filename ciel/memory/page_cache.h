@@ -1,14 +1,14 @@
-/* Keeps pages that were read or written lately, for all sessions of a volume (NET-5, NET-6).
+/* Keeps the pages used last, for all sessions of a volume (NET-5, NET-6).
  *
- * A page is never older than the last write of this volume's sessions to it. Writes of other
- * clients are not noticed. */
+ * A page is never older than the last write of this volume's sessions to it. The cache does not
+ * notice the writes of other clients. */
 #ifndef CIEL_PAGE_CACHE_H
 #define CIEL_PAGE_CACHE_H
 
 #include <stdint.h>
 
 enum {
-    CACHED_PAGES_MAX = 32, /* longer reads and writes would displace what is read again */
+    CACHED_PAGES_MAX = 32, /* longer reads and writes pass it by, as they would displace too much */
 };
 
 struct page_cache;

@@ -433,8 +433,8 @@ static int fetch_pages(struct page_session *session, uint64_t page, uint32_t cou
     return -1;
 }
 
-/* Read pages from the cache up to the first that it lacks, and the others from a server; read ahead
- * if reads are sequential. */
+/* Read pages: from the cache up to the first that it lacks, and from there on from a server, which
+ * sends more pages if reads are sequential. */
 static int read_pages(struct page_session *session, uint64_t page, uint32_t count, uint8_t *pages)
 {
     struct page_cache *cache = session->volume->cache;

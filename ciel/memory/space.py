@@ -66,8 +66,8 @@ class Space:
         """Open the volume with this number; raises SpaceError.
 
         `timeout_s`: calls raise SpaceError if servers do not answer for so long. `compress`: the
-        codec of the volume, for which this host needs a library. `cache_bytes`: keep so much of
-        what was read or written lately. Then reads do not notice writes through other spaces.
+        codec of the volume, for which this host needs a library. `cache_bytes`: keep pages of so
+        many bytes. Then reads do not notice the writes of other clients.
         """
         self._attributes = Attributes(extents * EXTENT_BYTES, PAGE_BYTES, replicas)
         self._library = _library()

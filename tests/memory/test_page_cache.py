@@ -1,6 +1,4 @@
-"""The cache of pages that a space may have: what it saves, and that it is never out of date (NET-5,
-NET-6).
-"""
+"""The cache of pages of a space: it saves reads, and is never older than a write (NET-5, NET-6)."""
 
 from __future__ import annotations
 
