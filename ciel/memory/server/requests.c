@@ -24,6 +24,7 @@ static void send_pages(struct page_server *server, struct connection *to,
     uint32_t first = (uint32_t)(frame->page % EXTENT_PAGES);
     int last = 0;
 
+    head.frame.status = STATUS_OK;
     head.frame.size_bytes = 4 * frame->count;
     parts[0] = (struct iovec){&head, sizeof head.frame + 4 * frame->count};
     if (frame->is_packed) {
