@@ -9,7 +9,8 @@ Objects that jobs want are kept in any case.
   its own outputs as well.
 - A task that created no objects beyond its declared outputs stops holding when it has finished: its
   outputs name no other object. Most calls of functions are such tasks. They are called childless. A
-  task that spawned tasks or put objects keeps outputs and inputs (ADR 12).
+  task that spawned tasks or put objects keeps outputs and inputs (ADR 12). Children to which it has
+  delegated its own outputs do not count: they create no other objects for it.
 """
 
 from __future__ import annotations
@@ -50,28 +51,49 @@ class Retention:
     def task_ended(self, task: TaskNode) -> None:
         """Release the objects that a finished task cannot name any more."""
         if task.spec.mentions is Mentions.OWN:
-            if not (task.children or task.undeclared or task.is_childless):
-                self._note_childless(task)
+            if not (task.undeclared or task.is_childless or self._has_own_children(task)):
+                task.is_childless = True
+                self._change_holds(task, -1)
         self.release_inputs(task)
 
-    def _note_childless(self, task: TaskNode) -> None:
-        task.is_childless = True
-        if self._is_named_by_parent(task):
-            return
+    def _has_own_children(self, task: TaskNode) -> bool:
+        """Whether a task has children to which it has not only delegated outputs."""
+        if not task.children:
+            return False
+        return any(
+            child is None or not all([o in task.spec.outputs for o in child.spec.outputs])
+            for child in map(self._tasks.get, task.children.values())
+        )
+
+    def _change_holds(self, task: TaskNode, change: int) -> None:
+        """Change the holds of the outputs that a childless task may not name any more, or may name
+        again: its own, and those of its children, which it also names.
+        """
+        if not self._is_named_by_parent(task):
+            self._hold_outputs(task, change)
+        for child in map(self._tasks.get, (task.children or {}).values()):
+            if child is not None and child.mentions is not Mentions.ANYTHING:
+                self._hold_outputs(child, change)
+
+    def _hold_outputs(self, task: TaskNode, change: int) -> None:
         for object_id in task.outputs:
             node = self._nodes[object_id]
-            if node.producer is task:
-                node.holds -= 1
+            if node.producer is task or self._has_delegated(task, object_id, node):
+                node.holds += change
                 self.drop_if_unused(object_id, node)
+
+    def _has_delegated(self, task: TaskNode, object_id: ObjectId, node: ObjectNode) -> bool:
+        """Whether a task has delegated an output to its producer, maybe through other tasks."""
+        found = node.producer
+        while found is not None and found is not task and object_id in found.spec.outputs:
+            found = self._tasks.get(found.spec.parent)
+        return found is task
 
     def task_reopened(self, task: TaskNode) -> None:
         """Undo `task_ended`: the task may run again, and create other objects then."""
         if task.is_childless:
+            self._change_holds(task, 1)
             task.is_childless = False
-            if not self._is_named_by_parent(task):
-                for object_id in task.outputs:
-                    node = self._nodes[object_id]
-                    node.holds += node.producer is task
         self._hold_inputs(task)
 
     def holds_outputs(self, task: TaskNode) -> bool:

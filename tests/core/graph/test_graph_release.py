@@ -148,6 +148,56 @@ def test_objects_of_children_stay_as_long_as_their_parent() -> None:
     assert scene.drop_all() == {}
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_task_that_only_delegates_its_outputs_keeps_none(is_last: bool) -> None:
+    """As a program that got several calls at once, and hands some over to other workers."""
+    own = a_task("one", "two", mentions=Mentions.OWN)
+    child = a_task("two", parent=own, mentions=Mentions.OWN)
+    scene = Scene(own, wanted=["one", "two"])
+    scene.start(own)
+    scene.add(child)
+    if is_last:
+        scene.finish(own, stored("one", W1))
+        scene.run(child)
+    else:
+        scene.run(child)
+        scene.finish(own, stored("one", W1))
+    assert scene.drop_all() == {}
+    scene.unwant("one")
+    assert scene.drop_all() == {"one": [W1]}
+    scene.unwant("two")
+    assert scene.drop_all() == {"two": [W1]}
+    validate(scene.graph)
+
+
+def test_a_task_that_delegates_and_spawns_keeps_all() -> None:
+    own = a_task("one", "two", mentions=Mentions.OWN)
+    child = a_task("two", parent=own, mentions=Mentions.OWN)
+    scene = Scene(own, wanted=["one", "two"])
+    scene.start(own)
+    scene.add(child, a_task("part", parent=own, ordinal=1))
+    scene.run(child)
+    scene.finish(own, stored("one", W1))
+    scene.unwant("one", "two")
+    assert scene.drop_all() == {}
+
+
+def test_a_task_that_delegated_may_spawn_when_it_runs_again() -> None:
+    own = a_task("one", "two", mentions=Mentions.OWN)
+    child = a_task("two", parent=own, mentions=Mentions.OWN)
+    scene = Scene(own, wanted=["one", "two"])
+    scene.start(own)
+    scene.add(child)
+    scene.run(child)
+    scene.finish(own, stored("one", W1))
+    scene.lose("one")
+    scene.start(own)
+    scene.add(a_task("part", parent=own, ordinal=1))
+    scene.finish(own, stored("one", W1))
+    scene.unwant("one", "two")
+    assert scene.drop_all() == {}
+
+
 def test_a_childless_task_may_spawn_when_it_runs_again() -> None:
     item = a_task("item", mentions=Mentions.NOTHING)
     own = a_task("own", inputs=["item"], mentions=Mentions.OWN)
