@@ -61,7 +61,7 @@ class Retention:
         if not task.children:
             return False
         return any(
-            child is None or not all([o in task.spec.outputs for o in child.spec.outputs])
+            child is None or not all(o in task.spec.outputs for o in child.spec.outputs)
             for child in map(self._tasks.get, task.children.values())
         )
 
