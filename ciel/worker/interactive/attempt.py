@@ -321,7 +321,7 @@ class InteractiveAttempt(Attempt):
                 again = functools.partial(self._open, then=then, fetches_left=fetches_left - 1)
                 self._fetch(ref, lambda: again(self.resolve(ref), in_file=in_file))
                 return
-            if reader.path is None and self._place.store.is_remote(ref.id):
+            if self._place.store.is_remote(ref.id):
                 reader.close()
                 self._open_stored(ref, then, fetches_left, in_file)
                 return
