@@ -3,9 +3,8 @@ modelled disk (NET-7).
 
 Two workers with stores of 256 MiB make 1 GiB of objects, and then read them in random order. The
 workers' directories are on the disk in all cases; it is a file system on nbdkit, which delays each
-request by SEEK_MS and serves one at a time. Its caches are dropped before the objects are read. The
-disk `slow` also delivers no more than RATE, as that of `disk_jobs`. In the case `memory`, all
-objects fit.
+request by SEEK_MS and serves one at a time. Its caches are dropped before the objects are read. In
+the case `memory`, all objects fit.
 
 Needs root, and Debian's packages nbdkit, nbdfuse, libnbd-bin, fdisk, mount and e2fsprogs.
 
@@ -38,23 +37,20 @@ OBJECT_BYTES: Final = 1 << 20
 STORE: Final = "256MiB"
 OFFER: Final = "640MiB"  # of each of two memory servers
 SEEK_MS: Final = 6  # nbdkit takes whole numbers; the thesis had a disk of 6.5 ms
-RATE: Final = "840M"  # bits a second
 DISK: Final = "3G"
 DROP: Final = Path("/proc/sys/vm/drop_caches")
 
 
 @contextmanager
-def slow_disk(place: Path, rate: str = "") -> Iterator[Path]:
+def slow_disk(place: Path) -> Iterator[Path]:
     """Yield a directory on a disk that needs some milliseconds for each request."""
     socket, served, mounted = place / "nbd.socket", place / "nbd", place / "disk"
     served.mkdir()
     mounted.mkdir()
-    words = ("nbdkit", "-f", "-U", str(socket), "--threads", "1")
-    filters = ["--filter=delay", *(["--filter=rate"] if rate else [])]
-    model = ("memory", DISK, f"rdelay={SEEK_MS}ms", f"wdelay={SEEK_MS}ms")
-    limit = [f"rate={rate}"] if rate else []
+    words = ("nbdkit", "-f", "-U", str(socket), "--threads", "1", "--filter=delay", "memory", DISK)
+    delays = (f"rdelay={SEEK_MS}ms", f"wdelay={SEEK_MS}ms")
     with ExitStack() as stack:
-        stack.enter_context(started(*words, *filters, *model, *limit))
+        stack.enter_context(started(*words, *delays))
         wait_for(socket.exists, "nbdkit")
         stack.enter_context(started("nbdfuse", str(served / "disk"), "--unix", str(socket)))
         stack.callback(subprocess.run, ["umount", str(served)], check=False)
@@ -112,24 +108,16 @@ def measure() -> dict[str, float]:
     if os.geteuid():
         return {}
     small = f"shm:capacity={STORE}"
-    cases = {
-        "memory": ("shm:capacity=2GiB", ""),
-        "remote": (f"{small},spill=remote", ""),
-        "disk": (small, ""),
-        "slow": (small, RATE),
-    }
+    cases = {"memory": "shm:capacity=2GiB", "remote": f"{small},spill=remote", "disk": small}
     found = {}
-    for name, (spec, rate) in cases.items():
+    for name, spec in cases.items():
         with tempfile.TemporaryDirectory(prefix="ciel-bench-") as directory:
             place = Path(directory)
             home = place / "home"
             home.mkdir()
-            with slow_disk(place, rate) as disk:
+            with slow_disk(place) as disk:
                 found[f"{name}_s"] = read_s(Home(home), spec, disk)
-    return found | {
-        "spill_to_disk": found["disk_s"] / found["remote_s"],
-        "spill_to_slow_disk": found["slow_s"] / found["remote_s"],
-    }
+    return found | {"spill_to_disk": found["disk_s"] / found["remote_s"]}
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ class Retention:
         )
 
     def _change_holds(self, task: TaskNode, change: int) -> None:
-        """Change the holds of the outputs that a childless task may not name any more, or may name
-        again: its own, and those of its children, which it also names.
+        """Change the holds of the outputs of a childless task, and of its children: it does not
+        name these any more, or may name them again.
         """
         if not self._is_named_by_parent(task):
             self._hold_outputs(task, change)
