@@ -35,8 +35,9 @@ LOW_SHARE, ROOM_SHARE = 16, 8
 new writers need not wait. It frees no more, since objects in memory are faster to read."""
 TRY_AGAIN_S = 1.0
 """How long the thread pauses after the level below had no space, or failed."""
-EXPECTED_S = 30.0
-"""How long an object that was brought back stays for a reader that has not opened it."""
+EXPECTED_S = 5.0
+"""How long an object stays for a reader that has not opened it: programs start within this time,
+and some never open an input that they have seen before."""
 
 Begin = Callable[[int], ObjectWriter]
 """Starts an object of some size."""

@@ -88,12 +88,18 @@ class Checksums:
 
     # --- readers ----------------------------------------------------------------------------------
 
-    def verify(self, refs: Iterable[Reference]) -> Deferred[Damaged] | None:
+    def verify(
+        self, refs: Iterable[Reference], *, are_opened: bool = True
+    ) -> Deferred[Damaged] | None:
         """Verify the objects that are stored here, and delete the damaged ones.
 
         Returns what fires with the damaged objects; None if nothing has to be verified.
+        `are_opened`: the caller opens the objects then, so they stay until it has.
         """
-        unverified = [ref for ref in refs if isinstance(ref, _STORED) and self._is_due(ref.id)]
+        is_here = self._store.expect if are_opened else self._is_here
+        unverified = [
+            ref for ref in refs if isinstance(ref, _STORED) and self._is_due(ref.id, is_here)
+        ]
         if not unverified:
             return None
         own = [ref for ref in unverified if ref.id not in self._pending]
@@ -102,9 +108,12 @@ class Checksums:
             waits.append(self._verify_all(own))
         return gatherResults(waits).addCallback(lambda found: frozenset().union(*found))
 
-    def _is_due(self, object_id: str) -> bool:
-        is_here = self._store.expect(object_id)
-        return not is_here or (self._verify is not Verify.NEVER and object_id not in self._verified)
+    def _is_here(self, object_id: str) -> bool:
+        return not self._store.is_remote(object_id)
+
+    def _is_due(self, object_id: str, is_here: Callable[[str], bool]) -> bool:
+        is_new = self._verify is not Verify.NEVER and object_id not in self._verified
+        return not is_here(object_id) or is_new
 
     def _verify_all(self, refs: Sequence[Concrete | Sweetheart]) -> Deferred[Damaged]:
         objects = [ref.id for ref in refs]

@@ -296,7 +296,7 @@ class Fetcher:
         If it is damaged, the request by HTTP that follows makes the peer notice the damage, too.
         """
         ref = Concrete(object_id, found.size_bytes, frozenset())
-        damaged = yield self._checksums.verify((ref,))
+        damaged = yield self._checksums.verify((ref,), are_opened=False)
         if object_id in (damaged or ()):
             raise PlanFailedError("its file is damaged")
 

@@ -172,3 +172,21 @@ def test_values_and_missing_objects_are_left_to_their_readers(lab: Lab) -> None:
     assert lab.verify(Value.of(ObjectId("v"), b"value")) is None
     assert lab.verify(missing) == []
     assert lab.damaged == []
+
+
+def test_only_objects_that_are_opened_then_stay_where_they_are(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that moves objects away would keep the others for nothing."""
+    expected: list[str] = []
+
+    def expect(object_id: str) -> bool:
+        expected.append(object_id)
+        return True
+
+    monkeypatch.setattr(lab.store, "expect", expect)
+    ref = by_program(lab.store, "x", SMALL)
+    lab.verify(ref)
+    assert expected == ["x"]
+    lab.run(lambda: lab.checksums.verify((ref,), are_opened=False))
+    assert expected == ["x"]
