@@ -39,6 +39,8 @@ def test_no_finished_task_runs_again_if_only_the_master_fails() -> None:
     [
         pytest.param("redo", 1, id="read-by-one-master-and-lost-with-the-power"),
         pytest.param("redo", 8, id="job-without-wants-is-restored"),
+        pytest.param("redo", 205, id="an-earlier-attempt-is-named-first"),
+        pytest.param("redo", 380, id="a-cancelled-attempt-has-the-same-number"),
         pytest.param("restarts", 3, id="repeated-report-of-a-deleted-output"),
         pytest.param("restarts", 4, id="connection-ends-before-the-session-is-known"),
         pytest.param("restarts", 5, id="restored-after-it-delegated-its-outputs"),

@@ -161,6 +161,8 @@ class Attempts:
             later.add(task_id)
             if task is not None and task in self._eager.tasks:
                 self._eager.cancel(task)
+            if task is not None and task_id not in cancelled and self._is_older(task, attempt):
+                self.restart(task, f"attempt {attempt} continues on worker {worker.facts.id}")
             if task is not None and task.state is not ASSIGNED:
                 task.attempt = max(task.attempt, attempt)
             elif task is not None and attempt > task.attempt:
@@ -181,6 +183,11 @@ class Attempts:
             self._context.touch(task.job)
             if self._dispatches_eagerly:
                 self._eager.assigned(task)
+
+    def _is_older(self, task: TaskNode, attempt: int) -> bool:
+        """Whether a task has an attempt that had been given up before another one began."""
+        is_known = task.state is ASSIGNED and task not in self.held_reports
+        return is_known and 0 < task.attempt < attempt
 
     def start_eager(self, task: TaskNode) -> bool:
         """Assign a runnable task to the worker to which it was dispatched eagerly, if any.

@@ -450,6 +450,8 @@ class WorkerMachine:
         attempt = Attempt(message)
         if attempt.key in self._attempts:
             return  # a duplicate
+        if attempt.key in self._cancelled_late:  # a master that was restarted uses the number again
+            self._cancelled_late.forget(attempt.key)
         self._attempts[attempt.key] = attempt
         missing = []
         for ref in attempt.inputs:

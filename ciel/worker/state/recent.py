@@ -26,6 +26,10 @@ class Recent(Generic[K, V]):
             self._old = self._young
             self._young = {}
 
+    def forget(self, key: K) -> None:
+        self._young.pop(key, None)
+        self._old.pop(key, None)
+
     def __contains__(self, key: object) -> bool:
         return key in self._young or key in self._old
 

@@ -448,11 +448,25 @@ def test_an_attempt_that_is_not_adopted_keeps_its_number() -> None:
     cluster = restart(running(A))
     returns(cluster, "w1", A)
     cluster.joins(a_worker("w2"), returns=True)
-    cluster.worker_says("w2", AttemptsKept(((A.id, 2),), (), ()), StoreListed())
+    cluster.worker_says("w2", AttemptsKept(((A.id, 2),), (), (A.id,)), StoreListed())
     assert "w2: stop a (2)" in cluster.lines()
     cluster.worker_says("w1", TaskReported(A.id, 1, (), TaskFault("RECALLED", "returned"), 0.0))
     assert cluster.state(A) is TaskState.ASSIGNED
     assert cluster.machine.graph.tasks[A.id].attempt == 3
+
+
+def test_the_later_of_two_attempts_is_adopted_although_the_earlier_one_is_named_first() -> None:
+    """The earlier one had been given up; the later one may have ended."""
+    cluster = restart(running(A))
+    returns(cluster, "w1", A)
+    cluster.joins(a_worker("w2"), returns=True)
+    cluster.worker_says("w2", AttemptsKept(((A.id, 2),), (), ()), StoreListed())
+    assert "w1: stop a (1)" in cluster.lines()
+    cluster.worker_says("w1", TaskReported(A.id, 1, (), TaskFault("RECALLED", "returned"), 0.0))
+    assert cluster.machine.graph.tasks[A.id].attempt == 2
+    cluster.done("w2", A, attempt=2)
+    assert cluster.state(A) is TaskState.DONE
+    assert not [line for line in cluster.lines() if "run a" in line]
 
 
 def test_an_attempt_that_was_lost_with_its_worker_is_adopted_when_it_returns() -> None:
