@@ -177,7 +177,7 @@ def test_values_and_missing_objects_are_left_to_their_readers(lab: Lab) -> None:
 def test_only_objects_that_are_opened_then_stay_where_they_are(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that moves objects away would keep the others for nothing."""
+    """Other objects would stay in memory for nothing, and programs would lack the space."""
     expected: list[str] = []
 
     def expect(object_id: str) -> bool:

@@ -43,12 +43,12 @@ EXTREMES: Final = (
     0, 1, 2, EPOCH - 1, EPOCH + 1, 255, 256, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1,
 )  # fmt: skip
 FIELDS: Final = ((0, 4), (4, 1), (5, 1), (8, 8), (32, 8), (40, 8), (48, 4), (52, 4))
-"""Where the fields are that decide about a frame, and their sizes."""
+"""The offsets and sizes of the fields by which the server judges a frame."""
 WITHIN_S: Final = 10.0
 
 
 class Verdict(Enum):
-    """What a server does with a frame."""
+    """The reaction of a server to a frame."""
 
     ANSWERS = auto()
     CLOSES = auto()
@@ -109,10 +109,11 @@ class Mutant(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What was sent: numbers of frames and connections, and the growth of the process's memory.
+    """The numbers of frames and connections, and the growth of the memory of the process.
 
-    The server had to close the connection after `malformed`, and to answer `answered`. The others
-    were cut off, or longer than their headers say. `unadmitted` had no valid token before them.
+    The server had to close the connection after the `malformed` frames, and to reply to the
+    `answered` ones. The rest were cut off, or longer than their headers say. The `unadmitted`
+    frames followed no valid token.
     """
 
     frames: int
@@ -124,7 +125,7 @@ class Done(NamedTuple):
 
 
 class Target:
-    """A memory server with an extent of its own and one that it follows, both with content.
+    """A memory server that is the primary of one extent and a backup of another one.
 
     It listens at a TCP port and at a UNIX socket.
     """

@@ -36,7 +36,7 @@ REPLY_MAGIC: Final = 0x67446698
 READ, WRITE, DISCONNECT, FLUSH, TRIM, CACHE, ZERO, STATUS = range(8)
 FUA, NO_HOLE, DF, REQ_ONE, FAST_ZERO = (1 << n for n in range(5))
 FLAGS_OF: Final = {WRITE: FUA, TRIM: FUA, ZERO: FUA | NO_HOLE | FAST_ZERO}
-"""The flags that a server must accept with a command; any server may accept FUA with the others."""
+"""The flags that a server must accept with a command. It may accept FUA with any command."""
 
 LONGEST: Final = 32 * MIB  # of a request, as the export says
 SKIPPED_MAX: Final = 128 * MIB  # of a refused write, by nbdkit; a longer one ends the connection
@@ -47,7 +47,7 @@ CLOSED: Final = None
 
 
 class Request(NamedTuple):
-    """A request, and what it is answered: one of these errors, 0 for success."""
+    """A request of an NBD client."""
 
     command: int
     offset: int
@@ -243,7 +243,7 @@ def random_requests(path: str, expected: bytearray, count: int) -> int:
 
 
 def broken_connections(path: str, expected: bytearray, _: int) -> int:
-    """Send bytes that are no requests, and requests that end early."""
+    """Send bytes that no client sends as a request, and requests that end too early."""
     half = REQUEST.pack(REQUEST_MAGIC, 0, WRITE, 77, 8192, 8192)
     for magic in (0, REPLY_MAGIC, REQUEST_MAGIC ^ 1, 2**32 - 1):
         with Session(path) as session:
@@ -324,7 +324,7 @@ print(sent)
 
 
 def requests_by_libnbd(path: str, expected: bytearray, _: int) -> int:
-    """Send requests by libnbd, which is told not to check them."""
+    """Let libnbd send requests that it does not check."""
     done = subprocess.run(
         ["/usr/bin/python3", "-m", "nbd", "-u", f"nbd+unix:///?socket={path}", "-c", _BY_LIBNBD],
         capture_output=True, text=True, timeout=120.0,
