@@ -119,9 +119,7 @@ class BaseNameError(KvError):
 
 
 class StaleRequestError(KvError):
-    """The base has carried out a later request of this client, and has forgotten the results of this
-    one.
-    """
+    """The results of a request are forgotten, since its client has made a later one."""
 
     def __init__(self, number: int, latest: int) -> None:
         super().__init__(f"request {number} comes after request {latest}: its outcome is forgotten")

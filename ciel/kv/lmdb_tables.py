@@ -94,7 +94,7 @@ class Tables:
 class SharedTables:
     """The environments that this process has open: LMDB allows one of each directory.
 
-    A forked child opens environments of its own; LMDB forbids it to use those of its parent.
+    A forked process opens its environments anew, as LMDB demands.
     """
 
     def __init__(self) -> None:

@@ -67,7 +67,7 @@ class _Found(NamedTuple):
 
 
 class Queue:
-    """A queue of values, first in, first out; but clients that take entries at the same time may get
+    """A queue of values, first in, first out; clients that take entries at the same time may get
     them in another order. Methods have the names of `queue.Queue`.
     """
 
