@@ -26,10 +26,16 @@ class Role(StrEnum):
     WORKER = "worker"
     STANDBY = "standby"
     MEMORY = "memory"
+    KV = "kv"
     READ = "read"
 
     def permits(self, needed: "Role") -> bool:
-        return self is Role.ADMIN or self is needed or needed is Role.READ
+        """Return whether a peer of this role may do what needs another role. `KV` is only for
+        key-value bases, whose clients may be other programs, so it permits nothing else.
+        """
+        if needed is Role.READ:
+            return self is not Role.KV
+        return self is Role.ADMIN or self is needed
 
 
 class Side(StrEnum):

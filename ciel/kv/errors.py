@@ -57,6 +57,14 @@ class ChangedError(RefusedError):
         super().__init__(key, "has changed meanwhile", step)
 
 
+class KindError(KvError):
+    """A key has another kind of content than the operation needs."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        super().__init__(f"the key has a {kind.lower().replace('_', ' ')}, and not what is needed")
+
+
 class LackingError(KvError):
     """A base does not offer an operation, or not with the guarantee that the caller needs."""
 
@@ -122,4 +130,5 @@ class StaleRequestError(KvError):
     """The results of a request are forgotten, since its client has made a later one."""
 
     def __init__(self, number: int, latest: int) -> None:
+        self.latest = latest
         super().__init__(f"request {number} comes after request {latest}: its outcome is forgotten")

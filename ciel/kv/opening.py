@@ -1,7 +1,7 @@
 """Opens a key-value base by its URL.
 
-The scheme names a plugin of the group `ciel.kv`: a function that takes the parts of the URL and
-returns the base, or raises KvError.
+The scheme names a plugin of the group `ciel.kv`: a function that takes the parts of the URL and the
+key of the cluster, if there is one, and returns the base or raises KvError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ciel.kv.names import Names
 from ciel.kv.values import Values
 
 
-def open_base(url: str) -> Base:
+def open_base(url: str, key: Key | None = None) -> Base:
     """Open the base at a URL, such as `lmdb:/var/lib/scores`; raises KvError."""
     parts = urlsplit(url)
     if not parts.scheme:
@@ -26,7 +26,7 @@ def open_base(url: str) -> Base:
         open_it = plugins.load("ciel.kv", parts.scheme)
     except plugins.PluginError as error:
         raise BaseUrlError(f"{parts.scheme}: {error}; `pip install 'ciel[kv]'`?") from None
-    base: Base = open_it(parts)
+    base: Base = open_it(parts, key)
     return base
 
 
@@ -35,4 +35,4 @@ def open_kv(url: str, name: str = "", key: Key | None = None) -> KeyValues:
 
     `key`: the key of a cluster, without which values that JSON cannot represent are refused.
     """
-    return KeyValues(open_base(url), Names(name), Values(key))
+    return KeyValues(open_base(url, key), Names(name), Values(key))

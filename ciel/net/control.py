@@ -75,6 +75,7 @@ ACCEPTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.WORKER: FROM_WORKER,
     Role.STANDBY: FROM_STANDBY,
     Role.MEMORY: FROM_MEMORY,
+    Role.KV: frozenset((Heartbeat,)),
     Role.READ: frozenset((Ask, Heartbeat)),
 }
 """The messages that an accepting side accepts from a peer of each role."""
@@ -85,6 +86,7 @@ EXPECTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.WORKER: TO_WORKER,
     Role.STANDBY: TO_STANDBY,
     Role.MEMORY: TO_MEMORY,
+    Role.KV: TO_CLIENT,
     Role.READ: TO_CLIENT,
 }
 """The messages that a connecting side accepts when it connected in each role."""

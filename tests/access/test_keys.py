@@ -164,5 +164,6 @@ def test_each_role_permits_the_listed_roles() -> None:
         (Role.STANDBY, Role.READ),
         (Role.MEMORY, Role.MEMORY),
         (Role.MEMORY, Role.READ),
+        (Role.KV, Role.KV),
         (Role.READ, Role.READ),
     }

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ciel.access.keys import Key
-from ciel.kv.embedded import OFF, EmbeddedBase
+from ciel.kv.bases.embedded import OFF, EmbeddedBase
+from ciel.kv.bases.memory import MemoryBase
 from ciel.kv.interface import Base
 from ciel.kv.keyvalues import KeyValues
-from ciel.kv.memory import MemoryBase
 from ciel.kv.names import Names
 from ciel.kv.values import Values
 

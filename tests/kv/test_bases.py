@@ -1,11 +1,15 @@
 """Every base passes the conformance suite (KVB-2 to KVB-4)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from ciel.kv.embedded import ALWAYS, OFF, EmbeddedBase
+import pytest
+
+from ciel.kv.bases.embedded import ALWAYS, OFF, EmbeddedBase
+from ciel.kv.bases.memory import MemoryBase
 from ciel.kv.interface import Base, Capabilities
-from ciel.kv.memory import MemoryBase
 from ciel.testing.kv.suite import KvSuite
+from ciel_tests.kv_daemons import KvDaemon
 
 
 class TestMemoryBase(KvSuite):
@@ -28,3 +32,26 @@ class TestSyncedEmbeddedBase(KvSuite):
 
     def make_base(self, where: Path) -> Base:
         return EmbeddedBase(where, ALWAYS)
+
+
+class TestRemoteBase(KvSuite):
+    capabilities = Capabilities()
+    rows_many = 1000
+    sync = "off"
+
+    @pytest.fixture(autouse=True)
+    def _daemons(self) -> Iterator[None]:
+        self.daemons: dict[Path, KvDaemon] = {}
+        yield
+        for daemon in self.daemons.values():
+            daemon.end()
+
+    def make_base(self, where: Path) -> Base:
+        if where not in self.daemons:
+            self.daemons[where] = KvDaemon(where, "--sync", self.sync)
+        return self.daemons[where].base()
+
+
+class TestSyncedRemoteBase(TestRemoteBase):
+    rows_many = 400
+    sync = "always"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ciel.kv.bases.lmdb_tables import Tables
 from ciel.kv.errors import BaseUrlError
-from ciel.kv.lmdb_tables import Tables
 from ciel.kv.opening import open_base, open_kv
 
 

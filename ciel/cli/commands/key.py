@@ -15,10 +15,11 @@ from ciel.cli.parsing.options import add_cluster_options, make_parser
 
 _EPILOG: Final = """\
 A `read` key can read everything and change nothing; a `submit` key can also start and end jobs;
-a `worker` key lets a worker join. Some requests need the key of the cluster itself. All keys
-are valid until the master is started with --new-key.
+a `worker` key lets a worker join; a `kv` key is the password of `ciel-kv` for clients of Redis.
+Some requests need the key of the cluster itself. All keys are valid until the master is started
+with --new-key.
 """
-ROLES: Final = (Role.READ, Role.SUBMIT, Role.WORKER)
+ROLES: Final = (Role.READ, Role.SUBMIT, Role.WORKER, Role.KV)
 
 
 def main(prog: str, words: Sequence[str]) -> int:
@@ -29,7 +30,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     )
     add_cluster_options(parser)
     parser.add_argument("role", choices=[str(role) for role in ROLES], metavar="ROLE",
-                        help="read, submit or worker")  # fmt: skip
+                        help="read, submit, worker or kv")  # fmt: skip
     args = parser.parse_args(words)
     found = require_master(args)
     key = found.key.derive(Role(args.role))

@@ -19,7 +19,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -435,9 +434,8 @@ class KvSuite(ABC):
 
     # At random
 
-    def test_random_operations_agree_with_a_dictionary(self, tmp_path: Path) -> None:
-        places = count()
-        machine: Any = lambda: BaseWalk(self.make_base(tmp_path / f"{next(places)}"))  # noqa: E731
+    def test_random_operations_agree_with_a_dictionary(self, base: Base) -> None:
+        machine: Any = lambda: BaseWalk(base)  # noqa: E731
         run_state_machine_as_test(machine, settings=settings(stateful_step_count=30))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -37,19 +39,22 @@ steps = st.one_of(
 
 
 class BaseWalk(RuleBasedStateMachine):
-    """A walk through the operations of one client."""
+    """A walk through the operations of one client, on a base that it empties first."""
 
     def __init__(self, base: Base) -> None:
         super().__init__()
         self._base = base
         self._model: dict[bytes, bytes] = {}
         self._number = 0
+        self._client = secrets.token_bytes(8)
+        for key, _ in list(base.scan()):
+            base.apply([Delete(key)])
 
     @rule(batch=st.lists(steps, max_size=5))
     def apply(self, batch: list[Step]) -> None:
         view = Overlay(self._model.get, lambda first, last: sorted(self._model.items()))
         self._number += 1
-        request = Request(b"walk", self._number)
+        request = Request(self._client, self._number)
         try:
             expected = carry_out(batch, view)
         except RefusedError as refused:
@@ -78,6 +83,3 @@ class BaseWalk(RuleBasedStateMachine):
     @invariant()
     def all_keys_agree(self) -> None:
         assert self._base.read(KEYS) == [self._model.get(key) for key in KEYS]
-
-    def teardown(self) -> None:
-        self._base.close()

@@ -1,15 +1,15 @@
 """How a base lies in an environment of LMDB.
 
-    rows     key -> row
+    rows     key -> row (`rows`)
     ends     when it ends (8 bytes, big-endian, microseconds since the epoch), key -> nothing
-    about    b"format" -> b"1"; and what the owner of the environment keeps there
+    about    b"format" -> b"1"; and more, if a daemon owns the environment
 
-A row is a byte 0 and the value; or a byte 1, the time when it ends, and the value. A row that has
-ended is missing for every reader, whether or not it has been removed.
+A row that has ended is missing for every reader, whether or not it has been removed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import threading
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import lmdb
 
+from ciel.kv.bases.rows import end_of, garbage_of, pack_row, value_of
 from ciel.kv.batches import Row
 from ciel.kv.errors import BaseUrlError, KvError, LimitError
 
@@ -27,43 +28,24 @@ MAP_BYTES: Final = 1 << 40
 """The largest size of a base. The file grows as rows are added."""
 READERS_MAX: Final = 512
 _END: Final = struct.Struct(">Q")
-_LASTING, _ENDING = 0, 1
-_ENDING_HEAD: Final = 1 + _END.size
-
-
-def pack_row(value: bytes, end_us: int | None) -> bytes:
-    """Return a row; None: it does not end."""
-    return b"\0" + value if end_us is None else b"\1" + _END.pack(end_us) + value
-
-
-def end_of(row: bytes | None) -> int | None:
-    """Return the time when a row ends; None if it does not end, or is missing."""
-    if row is None or row[0] == _LASTING:
-        return None
-    end_us: int = _END.unpack_from(row, 1)[0]
-    return end_us
-
-
-def value_of(row: bytes | None, now_us: int) -> bytes | None:
-    """Return the value of a row; None if there is none, or it has ended."""
-    if row is None:
-        return None
-    if row[0] == _LASTING:
-        return row[1:]
-    return None if _END.unpack_from(row, 1)[0] <= now_us else row[_ENDING_HEAD:]
 
 
 class Tables:
     """An open environment. `translated` is the border at which errors of LMDB become ours."""
 
-    def __init__(self, path: Path, *, is_synced: bool, is_mapped_for_writing: bool = False) -> None:
-        """Open or create a base in a directory; raises KvError."""
+    def __init__(self, path: Path, *, is_synced: bool, is_alone: bool = False) -> None:
+        """Open or create a base in a directory; raises KvError.
+
+        `is_synced`: commits wait for the disk. `is_alone`: no other process may use the base.
+        """
         self.path = path
+        self._lock_fd = -1
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_fd = _lock(path, is_alone=is_alone)
             self.env = lmdb.open(
                 str(path), map_size=MAP_BYTES, max_dbs=3, max_readers=READERS_MAX, mode=0o600,
-                sync=is_synced, metasync=is_synced, writemap=is_mapped_for_writing,
+                sync=is_synced, metasync=is_synced, writemap=not is_synced,
                 readahead=False,
             )  # fmt: skip
             self.rows = self.env.open_db(b"rows")
@@ -76,9 +58,10 @@ class Tables:
         except OSError as error:
             raise BaseUrlError(f"no base can be opened at {path}: {error.strerror}") from None
         except lmdb.Error as error:
+            os.close(self._lock_fd)
             raise BaseUrlError(f"no base can be opened at {path}: {error}") from None
         if found not in (None, FORMAT):
-            self.env.close()
+            self.close()
             raise BaseUrlError(
                 f"the base at {path} has format {found.decode(errors='replace')}, and this version "
                 f"of ciel reads {FORMAT.decode()}"
@@ -89,6 +72,7 @@ class Tables:
 
     def close(self) -> None:
         self.env.close()
+        os.close(self._lock_fd)
 
 
 class SharedTables:
@@ -109,7 +93,7 @@ class SharedTables:
             if was_synced != is_synced:
                 raise BaseUrlError(f"the base at {path} is open in this process with another sync")
             if tables is None:
-                tables = Tables(path, is_synced=is_synced, is_mapped_for_writing=not is_synced)
+                tables = Tables(path, is_synced=is_synced)
             self._open[place] = tables, is_synced, users + 1
             return tables
 
@@ -125,6 +109,18 @@ class SharedTables:
 
 
 shared = SharedTables()
+
+
+def _lock(directory: Path, *, is_alone: bool) -> int:
+    """Return a descriptor that holds a lock of the directory; raises OSError and BaseUrlError."""
+    fd = os.open(directory / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        by = "other processes use" if is_alone else "a ciel-kv serves"
+        raise BaseUrlError(f"{by} the base at {directory}") from None
+    return fd
 
 
 class TableView:
@@ -151,16 +147,13 @@ class TableView:
     def write(self, key: bytes, row: bytes | None) -> None:
         """Replace a row, or remove it."""
         txn, ends = self.txn, self._tables.ends
-        if row is None:
-            before = txn.pop(key)
-        elif row[0] == _LASTING and txn.put(key, row, overwrite=False):
-            return  # nothing was there, and it does not end
-        else:
-            before = txn.replace(key, row)
+        before = txn.pop(key) if row is None else txn.replace(key, row)
         if (end_us := end_of(before)) is not None:
             txn.delete(_END.pack(end_us) + key, db=ends)
         if (end_us := end_of(row)) is not None:
             txn.put(_END.pack(end_us) + key, b"", db=ends)
+        if (garbage := garbage_of(before, row)) is not None:
+            txn.put(garbage, b"\0")
 
     def rows(self, first: bytes, last: bytes | None) -> Iterator[Row]:
         cursor = self.txn.cursor()
@@ -169,8 +162,7 @@ class TableView:
         for key, row in cursor:
             if last is not None and key >= last:
                 return
-            value = value_of(row, self.now_us)
-            if value is not None:
+            if row[0] <= 1 and (value := value_of(row, self.now_us)) is not None:
                 yield key, value
 
     def ended(self, keys_max: int) -> list[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import SplitResult
 
+from ciel.access.keys import Key
 from ciel.kv.batches import Overlay, Request, Result, Row, Step, carry_out_once, check
 from ciel.kv.errors import BaseClosedError
 from ciel.kv.interface import Base, Capabilities, Snapshot, Watch, end_of_scan
@@ -109,7 +110,7 @@ class MemoryBase(Base):
             raise BaseClosedError(self.name)
 
 
-def open_memory(url: SplitResult) -> Base:
+def open_memory(url: SplitResult, key: Key | None) -> Base:
     """Open `memory:`, a new base of this process."""
     return MemoryBase()
 

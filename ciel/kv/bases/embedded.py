@@ -16,10 +16,12 @@ from urllib.parse import SplitResult, parse_qsl
 
 import lmdb
 
+from ciel.access.keys import Key
+from ciel.kv.bases.lmdb_tables import TableView, shared, translated
+from ciel.kv.bases.rows import value_of
 from ciel.kv.batches import Request, Result, Row, Step, carry_out_once, check, end_of_prefix
 from ciel.kv.errors import BaseClosedError, BaseUrlError, KvError
 from ciel.kv.interface import Base, Capabilities, Snapshot, Watch, end_of_scan
-from ciel.kv.lmdb_tables import TableView, shared, translated, value_of
 
 ALWAYS, OFF = "always", "off"
 POLL_S: Final = 0.01
@@ -118,7 +120,7 @@ class EmbeddedBase(Base):
         return BaseClosedError(self.name) if self._is_closed else translated(error, self.name)
 
 
-def open_lmdb(url: SplitResult) -> Base:
+def open_lmdb(url: SplitResult, key: Key | None) -> Base:
     """Open `lmdb:DIRECTORY`, or `lmdb:DIRECTORY?sync=off`; raises KvError."""
     sync = dict(parse_qsl(url.query)).get("sync", ALWAYS)
     if sync not in (ALWAYS, OFF) or not url.path:

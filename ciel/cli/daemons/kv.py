@@ -1,0 +1,183 @@
+"""The daemon of a key-value base, `ciel-kv`: serves state to tasks and clients (KVB-2, KVB-3)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import ciel
+from ciel.access.addresses import is_loopback, netloc
+from ciel.access.errors import AccessError
+from ciel.access.keys import Key, Role
+from ciel.access.settings import find_master
+from ciel.cli.daemons.addresses import host_and_port
+from ciel.cli.daemons.errors import DaemonError
+from ciel.cli.daemons.process import log, run, settle_memory
+from ciel.cli.parsing.parser import Parser, whole_number
+from ciel.core.errors import CielError
+from ciel.kv.server.buffered import BufferedRows
+from ciel.kv.server.service import ALWAYS, SYNC_MODES, KvService
+from ciel.kv.server.sessions import Server
+from ciel.net.errors import NetError
+from ciel.net.transports import parse_address
+
+START_ERRORS: Final = (AccessError, NetError, DaemonError, CielError, OSError)
+PASSWORD_FILE: Final = "password"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parse = Parser(
+        prog="ciel-kv",
+        allow_abbrev=False,
+        description="Serve a key-value base to tasks, and to clients of Redis.",
+    )
+    add = parse.add_argument
+    add("--path", type=Path, metavar="DIRECTORY", required=True, help="where the base is stored")
+    add(
+        "--listen",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        default="127.0.0.1:6380",
+        help="the address to listen at (default %(default)s; port 0 means any free port)",
+    )
+    add(
+        "--sync",
+        choices=SYNC_MODES,
+        default=ALWAYS,
+        help="when writes are made durable: before they are acknowledged, every second, or when "
+        "the operating system does it (default %(default)s)",
+    )
+    add(
+        "--clients-max",
+        type=whole_number(1, 100_000),
+        metavar="N",
+        default=10_000,
+        help="the largest number of connections (default %(default)s)",
+    )
+    add(
+        "--passwords",
+        action="store_true",
+        help="accept passwords from other hosts, although the network can read them",
+    )
+    add("--master", metavar="URL", help="the master of the cluster whose key clients must have")
+    add("--access", metavar="FILE", help="the access file of that master")
+    add("--log", metavar="FILE", help="the log file (default: standard error)")
+    add("--embedded", action="store_true", help=argparse.SUPPRESS)
+    add("--version", action="version", version=f"ciel {ciel.__version__}")
+    return parse  # fmt: skip
+
+
+class KvDaemon:
+    """A base and its sockets, from the start to the end of the process."""
+
+    def __init__(self, reactor: Any, options: argparse.Namespace) -> None:
+        self.failure = ""
+        self.status = 0
+        self.successor: list[str] = []
+        self.dump: Callable[[str], Path | None] = lambda reason: None
+        self._reactor = reactor
+        self._options = options
+        self._closers: list[Callable[[], object]] = []
+        self._server: Server | None = None
+
+    def open_alone(self) -> None:
+        """Find the key, open the base, and listen."""
+        options = self._options
+        rows = BufferedRows(options.path, _now_us, self._reactor.callFromThread)
+        rows.on_failed = self.fail
+        self._closers.append(rows.close)
+        if rows.lost:
+            log.warn("{lost} records follow one that was lost, and were dropped", lost=rows.lost)
+        server = self._server = Server(rows, self._key().derive)
+        service = KvService(
+            self._reactor, rows, server, options.sync, options.clients_max,
+            allows_passwords=options.passwords,
+        )  # fmt: skip
+        service.on_failed = self.fail
+        listening = self._listen()
+        service.start([listening])
+        self._closers.append(service.stop)
+        host, port = listening.getsockname()[:2]
+        log.info("the base {path} is at {address}", path=str(options.path),
+                 address=netloc(host, port))  # fmt: skip
+        settle_memory()
+
+    def open_embedded(self, line: dict[str, Any]) -> None:
+        raise DaemonError("a key-value base cannot be embedded")
+
+    def describe(self) -> Any:
+        """Return the state for a dump."""
+        server = self._server
+        return None if server is None else {
+            "records": server.rows.number, "clients": len(server.sessions),
+            "commands": server.commands,
+        }  # fmt: skip
+
+    def fail(self, reason: str, status: int = 1) -> None:
+        """Shut down because of a failure."""
+        if not self.failure:
+            self.failure, self.status = reason, status
+            log.error("{reason}", reason=reason)
+            self._reactor.callLater(0, self.stop)
+
+    def stop(self) -> None:
+        """Close everything, in reverse order."""
+        while self._closers:
+            close = self._closers.pop()
+            try:
+                close()
+            except (CielError, OSError) as error:
+                log.error("{error}", error=error)
+        if self._reactor.running:
+            self._reactor.stop()
+
+    def _listen(self) -> socket.socket:
+        host, port, _ = parse_address(self._options.listen)
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+            listening.listen(1024)
+        except OSError as error:
+            listening.close()
+            text = f"cannot listen at {self._options.listen}: {error.strerror}"
+            raise DaemonError(text) from None
+        if not is_loopback(host) and self._options.passwords:
+            log.warn("clients of Redis send their password over the network, which can read it")
+        return listening
+
+    def _key(self) -> Key:
+        """Return the key of the cluster. A base without a cluster has its key in a file."""
+        found = find_master(self._options.master, self._options.access, os.environ)
+        if found is not None:
+            return found.key
+        path: Path = self._options.path / PASSWORD_FILE
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except FileExistsError:
+            return Key.from_text(path.read_text().strip())
+        key = Key(os.urandom(32), Role.KV)
+        with os.fdopen(fd, "w") as file:
+            file.write(key.text() + "\n")
+        log.info("no cluster was found: the password of this base is in {path}", path=str(path))
+        return key
+
+
+def _now_us() -> int:
+    return int(time.time() * 1e6)
+
+
+def main() -> int:
+    """Run `ciel-kv`."""
+    return run("ciel-kv", parser().parse_args(), KvDaemon, START_ERRORS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

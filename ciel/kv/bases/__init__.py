@@ -1,0 +1,1 @@
+"""The bases: in memory, in LMDB, and those of servers."""
