@@ -1,0 +1,43 @@
+"""Debian's redis-server, for tests."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REDIS = shutil.which("redis-server")
+
+
+@contextmanager
+def redis_server(directory: Path) -> Iterator[int]:
+    """Run a server that stores nothing; yield its port."""
+    assert REDIS is not None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    process = subprocess.Popen(
+        [REDIS, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(directory)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        _wait_for(port)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(port: int) -> None:
+    deadline_s = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
