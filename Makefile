@@ -19,7 +19,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory check-kv bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -139,6 +139,11 @@ check-swap: dev
 # Needs Debian's packages nbdkit, nbdkit-plugin-dev, libnbd-bin, python3-libnbd, qemu-utils, fio and e2fsprogs.
 check-memory: dev
 	@$(RUN)/python tests/memory/check_memory.py $(ONLY)
+
+# `ciel-kv` is killed ten thousand times, 1,000 histories are checked, and it gets a million mutated frames; half an hour.
+# `make check-kv ONLY=kills`.
+check-kv: dev
+	@$(RUN)/python tests/kv/check_kv.py $(ONLY)
 
 # Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev

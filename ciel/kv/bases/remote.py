@@ -35,7 +35,8 @@ TIMEOUT_S: Final = 30.0
 """How long a client tries to reach the base again before an operation fails."""
 REPLY_S: Final = 30.0
 """How long it waits for a reply before it tries another connection."""
-_RETRY_S: Final = 0.05
+_RETRY_S: Final = (0.005, 0.1)
+"""The first pause between two tries, and the longest; each is twice as long as the one before."""
 _ROWS: Final = b"1000"
 """How many rows a scan asks for at a time."""
 _DENIED: Final = frozenset(("WRONGPASS", "NOAUTH", "NOPERM"))
@@ -171,6 +172,7 @@ class RemoteBase(Base):
 
     def _persist(self, call: Callable[[], T]) -> T:
         deadline_s = time.monotonic() + self._timeout_s
+        pause_s, longest_s = _RETRY_S
         while True:
             try:
                 return call()
@@ -179,7 +181,8 @@ class RemoteBase(Base):
                 if time.monotonic() > deadline_s:
                     why = error.strerror or str(error)
                     raise UnreachableError(self.name, why) from None
-            threading.Event().wait(_RETRY_S)
+            threading.Event().wait(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
 
     def _connect(self) -> socket.socket:
         connected = socket.create_connection(self._address, REPLY_S)

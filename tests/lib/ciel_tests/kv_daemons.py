@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from ciel.access.keys import Key
 from ciel.kv.bases.remote import RemoteBase
@@ -16,15 +18,35 @@ from ciel.kv.bases.remote import RemoteBase
 START_S = 20.0
 
 
+class Process(Protocol):
+    """A process that tests start and end."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def send_signal(self, number: int) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def spawn(arguments: list[str], environment: dict[str, str]) -> Process:
+    """Start a daemon with the interpreter of the tests."""
+    command = [sys.executable, "-m", "ciel.cli.daemons.kv", *arguments]
+    return subprocess.Popen(command, env=environment)
+
+
 class KvDaemon:
     """A `ciel-kv` of the base in a directory. It keeps its key and its port across restarts."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(
+        self, directory: Path, *options: str,
+        spawn: Callable[[list[str], dict[str, str]], Process] = spawn,
+    ) -> None:  # fmt: skip
         self.directory = directory
         self.log = directory.with_name(f"{directory.name}.log")
         self.port = 0
         self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._spawn = spawn
+        self._process: Process | None = None
         self.start()
 
     @property
@@ -35,13 +57,11 @@ class KvDaemon:
     def start(self) -> None:
         """Start it, and wait until it serves."""
         size_bytes = self.log.stat().st_size if self.log.exists() else 0
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "ciel.cli.daemons.kv", "--path", str(self.directory),
-                "--listen", f"127.0.0.1:{self.port}", "--log", str(self.log), *self._options,
-            ],
-            env=os.environ | {"CIEL_MASTER": "", "HOME": str(self.directory.parent),
-                              "XDG_STATE_HOME": str(self.directory.parent)},
+        home = str(self.directory.parent)
+        self._process = self._spawn(
+            ["--path", str(self.directory), "--listen", f"127.0.0.1:{self.port}",
+             "--log", str(self.log), *self._options],
+            {**os.environ, "CIEL_MASTER": "", "HOME": home, "XDG_STATE_HOME": home},
         )  # fmt: skip
         deadline_s = time.monotonic() + START_S
         while True:
@@ -51,7 +71,7 @@ class KvDaemon:
                 return
             assert self._process.poll() is None, text
             assert time.monotonic() < deadline_s, text
-            time.sleep(0.02)
+            time.sleep(0.005)
 
     @property
     def key(self) -> Key:
