@@ -143,7 +143,7 @@ check-memory: dev
 # `ciel-kv` is killed ten thousand times, 1,000 histories are checked, and it gets a million mutated frames; half an hour.
 # `make check-kv ONLY=kills`.
 check-kv: dev
-	@$(RUN)/python tests/kv/check_kv.py $(ONLY)
+	@$(RUN)/python tests/state/check_kv.py $(ONLY)
 
 # Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev

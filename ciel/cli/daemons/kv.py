@@ -21,11 +21,11 @@ from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.process import log, run, settle_memory
 from ciel.cli.parsing.parser import Parser, whole_number
 from ciel.core.errors import CielError
-from ciel.kv.server.buffered import BufferedRows
-from ciel.kv.server.service import ALWAYS, SYNC_MODES, KvService
-from ciel.kv.server.sessions import Server
 from ciel.net.errors import NetError
 from ciel.net.transports import parse_address
+from ciel.state.server.buffered import BufferedRows
+from ciel.state.server.service import ALWAYS, SYNC_MODES, KvService
+from ciel.state.server.sessions import Server
 
 START_ERRORS: Final = (AccessError, NetError, DaemonError, CielError, OSError)
 PASSWORD_FILE: Final = "password"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ciel.access.keys import Key
-from ciel.kv.bases.remote import RemoteBase
+from ciel.state.bases.remote import RemoteBase
 
 START_S = 20.0
 

@@ -1,0 +1,537 @@
+"""The daemon's decisions: what each command of each connection does, and replies.
+
+`Server` owns the rows and the watches, `Session` what belongs to one connection. Neither has a
+socket or a clock. Commands on rows are functions (`values`, `hashes`, `batch_commands`), and
+commands that concern the connection are methods of `Server`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import ciel
+from ciel.access.errors import MalformedKeyError
+from ciel.access.keys import Key, KeyForRole, Role, Side, matches, proof
+from ciel.state.bases.rows import Kind, kind_of
+from ciel.state.errors import KindError, KvError
+from ciel.state.server import batch_commands, hashes, values
+from ciel.state.server.buffered import BufferedRows, Layers
+from ciel.state.server.command import Command, CommandError, integer, pattern, syntax_error
+from ciel.state.server.resp import (
+    KNOWN,
+    NULL_ARRAY,
+    OK,
+    QUEUED,
+    UNKNOWN,
+    CommandReader,
+    Failure,
+    Push,
+    Simple,
+)
+from ciel.state.server.view import RowsView
+
+COMMANDS: Final = values.COMMANDS | hashes.COMMANDS | batch_commands.COMMANDS
+WRITERS: Final = frozenset((Role.ADMIN, Role.SUBMIT, Role.WORKER, Role.KV))
+"""The roles that may write; `Role.READ` may only read."""
+QUEUE_MAX: Final = 10_000
+"""The largest number of commands of a transaction."""
+SNAPSHOTS_MAX: Final = 16
+"""Of one connection. Each keeps LMDB from using pages again."""
+SNAPSHOT_IDLE_US: Final = 60_000_000
+WATCHES_MAX: Final = 10_000
+CURSORS_MAX: Final = 1_000
+REDIS_VERSION: Final = "7.0.0"
+"""What INFO and HELLO report, since clients derive from it which commands there are."""
+CONFIGURED: Final = {b"save": b"", b"appendonly": b"yes"}
+"""What CONFIG GET tells: redis-benchmark asks for it."""
+SWEPT_KEYS: Final = 200
+"""How many ended rows are removed together."""
+GARBAGE_ROWS: Final = 2_000
+
+
+class Held(NamedTuple):
+    """A snapshot of a connection, and when it was used last."""
+
+    layers: Layers
+    used_us: int
+
+
+class Session:
+    """The state of a connection."""
+
+    def __init__(self, number: int, *, may_use_password: bool) -> None:
+        self.number = number
+        self.may_use_password = may_use_password
+        self.reader = CommandReader()
+        self.role: Role | None = None
+        self.protocol = 2
+        self.name = b""
+        self.queue: list[Callable[[], Any]] | None = None
+        self.is_queue_wrong = False
+        self.watched: set[bytes] = set()
+        self.is_dirty = False
+        self.prefixes: set[bytes] = set()
+        self.cursors: dict[int, bytes] = {}
+        self.snapshots: dict[int, Held] = {}
+        self.challenge: tuple[Role, bytes, bytes] | None = None
+        self.is_ending = False
+
+
+class Server:
+    """Carries out commands. `pushes`: reports of changes that are due."""
+
+    def __init__(self, rows: BufferedRows, key_for_role: KeyForRole) -> None:
+        self.rows = rows
+        self.now_us = 0
+        self.pushes: dict[tuple[Session, bytes], None] = {}
+        self.commands = 0
+        """How many commands were carried out."""
+        self.sessions: set[Session] = set()
+        self._key_for_role = key_for_role
+        self._view = RowsView(rows.layers)
+        self._watched: defaultdict[bytes, set[Session]] = defaultdict(set)
+        self._prefixes: defaultdict[bytes, set[Session]] = defaultdict(set)
+        self._lengths: tuple[int, ...] = ()  # of the prefixes
+        self._numbers = count(1)
+
+    def open(self, *, may_use_password: bool) -> Session:
+        """Return the session of a new connection. A password is read by anyone on the way."""
+        session = Session(next(self._numbers), may_use_password=may_use_password)
+        self.sessions.add(session)
+        return session
+
+    def close(self, session: Session) -> None:
+        """Forget a connection."""
+        self.sessions.discard(session)
+        self._unwatch(session)
+        self._end_prefixes(session)
+        for held in session.snapshots.values():
+            held.layers.txn.abort()
+        session.snapshots.clear()
+
+    def execute(self, session: Session, command: list[bytes]) -> Any:
+        """Carry out a command; return its reply. Raises OSError if the log cannot be written."""
+        self.commands += 1
+        name = command[0].upper()
+        found = COMMANDS.get(name)
+        args = command[1:]
+        is_usual = session.queue is None and session.role in WRITERS
+        if not is_usual or found is None or not found.least <= len(args) <= found.most:
+            return self._execute_carefully(session, name, command)
+        reply = self._run(found, args)
+        if self._view.writes:
+            self._commit()
+        return reply
+
+    def _execute_carefully(self, session: Session, name: bytes, command: list[bytes]) -> Any:
+        try:
+            if session.role is None and name not in FIRST_COMMANDS:
+                raise CommandError("Authentication required.", "NOAUTH")
+            call = self._prepared(session, name, command)
+            if session.queue is None or name in IN_QUEUE:
+                return call()
+            if len(session.queue) == QUEUE_MAX:
+                session.is_queue_wrong = True
+                raise CommandError(f"a transaction has at most {QUEUE_MAX:,} commands")
+            session.queue.append(call)
+            return QUEUED
+        except CommandError as error:
+            return error.failure
+
+    def _prepared(self, session: Session, name: bytes, command: list[bytes]) -> Callable[[], Any]:
+        """Return what carries out a command; raises CommandError."""
+        args, own, found = command[1:], CONNECTION_COMMANDS.get(name), COMMANDS.get(name)
+        if own is not None:
+            return lambda: _guarded(own, self, session, args)
+        try:
+            if found is None:
+                shown = name[:64].decode(errors="replace")
+                raise CommandError(f"unknown command '{shown}': ciel-kv does not have it")
+            if found.is_write and session.role not in WRITERS:
+                raise CommandError(f"the role {session.role} may read, and not write", "NOPERM")
+            _check_count(found, name, len(args))
+        except CommandError:
+            session.is_queue_wrong = session.queue is not None
+            raise
+        return lambda: self._run_and_commit(session, found, args)
+
+    def _run_and_commit(self, session: Session, command: Command, args: list[bytes]) -> Any:
+        reply = self._run(command, args)
+        self._view.accept()
+        if session.queue is None and self._view.done:
+            self._commit()
+        return reply
+
+    def _run(self, command: Command, args: list[bytes]) -> Any:
+        view = self._view
+        view.now_us = self.now_us
+        try:
+            return command.function(view, args)
+        except CommandError as error:
+            view.writes.clear()
+            return error.failure
+        except KindError:
+            view.writes.clear()
+            return Failure("WRONGTYPE", "Operation against a key holding the wrong kind of value")
+        except KvError as error:
+            view.writes.clear()
+            return Failure("ERR", str(error))
+
+    def _commit(self) -> None:
+        writes = self._view.take()
+        self.rows.write(writes)
+        self._view.layers = self.rows.layers
+        for key in writes if self._watched or self._prefixes else ():
+            for session in self._watched.get(key, ()):
+                session.is_dirty = True
+            for length in self._lengths:
+                for session in self._prefixes.get(prefix := key[:length], ()):
+                    self.pushes[session, prefix] = None
+
+    def sweep(self) -> None:
+        """Remove rows that have ended, garbage, and snapshots that nobody uses."""
+        view = self._view
+        view.now_us = self.now_us
+        for key in self.rows.ended(SWEPT_KEYS):
+            view.write(key, None)
+        view.remove_garbage(GARBAGE_ROWS)
+        if view.writes:
+            self._commit()
+        for session in self.sessions:
+            for number, held in list(session.snapshots.items()):
+                if held.used_us + SNAPSHOT_IDLE_US < self.now_us:
+                    held.layers.txn.abort()
+                    del session.snapshots[number]
+
+    # --- who --------------------------------------------------------------------------------------
+
+    def authenticate(self, session: Session, text: bytes) -> None:
+        """Give a connection the role of a key; raises CommandError."""
+        if not session.may_use_password:
+            raise CommandError(
+                "passwords are not accepted from other hosts, since the network could read them; "
+                "see ciel-kv --passwords", "WRONGPASS",
+            )  # fmt: skip
+        try:
+            offered = Key.from_text(text.decode())
+        except (MalformedKeyError, UnicodeDecodeError):
+            offered = None
+        if offered is None or self._key_for_role(offered.role) != offered:
+            raise CommandError("invalid password, which is the key of a role", "WRONGPASS")
+        self._admit(session, offered.role)
+
+    def _admit(self, session: Session, role: Role) -> None:
+        session.role = role
+        session.reader.limits = KNOWN
+
+    def auth(self, session: Session, args: list[bytes]) -> Any:
+        if not 1 <= len(args) <= 2:
+            raise syntax_error()
+        self.authenticate(session, args[-1])
+        return OK
+
+    def hello(self, session: Session, args: list[bytes]) -> Any:
+        """HELLO [protocol [AUTH user password] [SETNAME name]]."""
+        protocol = integer(args[0]) if args else session.protocol
+        if protocol not in (2, 3):
+            raise CommandError("unsupported protocol version", "NOPROTO")
+        rest = args[1:]
+        while rest:
+            option = rest.pop(0).upper()
+            if option == b"AUTH" and len(rest) >= 2:
+                self.authenticate(session, rest[1])
+                del rest[:2]
+            elif option == b"SETNAME" and rest:
+                session.name = rest.pop(0)
+            else:
+                raise syntax_error()
+        if session.role is None:
+            raise CommandError("HELLO must be called with the client already authenticated, "
+                               "otherwise the HELLO <proto> AUTH <user> <pass> option can be used "
+                               "to authenticate the client and select the RESP protocol version "
+                               "at the same time", "NOAUTH")  # fmt: skip
+        session.protocol = protocol
+        return {
+            "server": "redis", "version": REDIS_VERSION, "proto": protocol, "id": session.number,
+            "mode": "standalone", "role": "master", "modules": [], "ciel": ciel.__version__,
+        }  # fmt: skip
+
+    def challenge(self, session: Session, args: list[bytes]) -> Any:
+        """CIEL.AUTH role nonce: return a nonce, and the proof that this server has the key."""
+        if len(args) != 2 or len(args[1]) != 32:
+            raise syntax_error()
+        try:
+            role = Role(args[0].decode(errors="replace"))
+        except ValueError:
+            raise CommandError("there is no such role", "WRONGPASS") from None
+        key = self._key_for_role(role)
+        if key is None:
+            raise CommandError(f"the role {role} has no access to state", "WRONGPASS")
+        nonce = secrets.token_bytes(32)
+        session.challenge = role, args[1], nonce
+        return [nonce, proof(key, role, Side.ACCEPTOR, args[1], nonce)]
+
+    def prove(self, session: Session, args: list[bytes]) -> Any:
+        """CIEL.PROVE proof: authenticate by the proof for the challenge before."""
+        challenge, session.challenge = session.challenge, None
+        if challenge is None or len(args) != 1:
+            raise syntax_error()
+        role, theirs, ours = challenge
+        key = self._key_for_role(role)
+        if key is None or not matches(proof(key, role, Side.INITIATOR, theirs, ours), args[0]):
+            raise CommandError("the proof is wrong: the client has another key", "WRONGPASS")
+        self._admit(session, role)
+        return OK
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    def multi(self, session: Session, args: list[bytes]) -> Any:
+        if session.queue is not None:
+            raise CommandError("MULTI calls can not be nested")
+        session.queue, session.is_queue_wrong = [], False
+        return OK
+
+    def exec_(self, session: Session, args: list[bytes]) -> Any:
+        queue, is_dirty = session.queue, session.is_dirty
+        if queue is None:
+            raise CommandError("EXEC without MULTI")
+        session.queue = None
+        self._unwatch(session)
+        if session.is_queue_wrong:
+            raise CommandError("Transaction discarded because of previous errors.", "EXECABORT")
+        if is_dirty:
+            return NULL_ARRAY
+        session.queue = []  # so that nothing is committed before all is carried out
+        replies = [call() for call in queue]
+        session.queue = None
+        if self._view.done:
+            self._commit()
+        return replies
+
+    def discard(self, session: Session, args: list[bytes]) -> Any:
+        if session.queue is None:
+            raise CommandError("DISCARD without MULTI")
+        session.queue = None
+        self._unwatch(session)
+        return OK
+
+    def watch(self, session: Session, args: list[bytes]) -> Any:
+        if session.queue is not None:
+            raise CommandError("WATCH inside MULTI is not allowed")
+        if not args:
+            raise syntax_error()
+        if len(session.watched) + len(args) > WATCHES_MAX:
+            raise CommandError(f"a connection watches at most {WATCHES_MAX:,} keys")
+        for key in args:
+            session.watched.add(key)
+            self._watched[key].add(session)
+        return OK
+
+    def unwatch(self, session: Session, args: list[bytes]) -> Any:
+        self._unwatch(session)
+        return OK
+
+    def _unwatch(self, session: Session) -> None:
+        for key in session.watched:
+            self._watched[key].discard(session)
+            if not self._watched[key]:
+                del self._watched[key]
+        session.watched.clear()
+        session.is_dirty = False
+
+    # --- watches of prefixes ----------------------------------------------------------------------
+
+    def watch_prefix(self, session: Session, args: list[bytes]) -> Any:
+        """CIEL.WATCH prefix: push ["ciel.changed", prefix] when such a key has changed."""
+        if len(args) != 1:
+            raise syntax_error()
+        if len(session.prefixes) == WATCHES_MAX:
+            raise CommandError(f"a connection watches at most {WATCHES_MAX:,} prefixes")
+        session.prefixes.add(args[0])
+        self._prefixes[args[0]].add(session)
+        self._lengths = tuple({len(prefix) for prefix in self._prefixes})
+        return OK
+
+    def _end_prefixes(self, session: Session) -> None:
+        for prefix in session.prefixes:
+            self._prefixes[prefix].discard(session)
+            if not self._prefixes[prefix]:
+                del self._prefixes[prefix]
+        session.prefixes.clear()
+        self._lengths = tuple({len(prefix) for prefix in self._prefixes})
+
+    def take_pushes(self) -> list[tuple[Session, Push]]:
+        """Return the reports that are due, each once."""
+        pushes, self.pushes = self.pushes, {}
+        return [(session, Push([b"ciel.changed", prefix])) for session, prefix in pushes]
+
+    # --- snapshots --------------------------------------------------------------------------------
+
+    def snapshot(self, session: Session, args: list[bytes]) -> Any:
+        """CIEL.SNAPSHOT: return the number of a snapshot of this moment."""
+        if len(session.snapshots) == SNAPSHOTS_MAX:
+            raise CommandError(f"a connection has at most {SNAPSHOTS_MAX} snapshots")
+        number = next(self._numbers)
+        session.snapshots[number] = Held(self.rows.snapshot(), self.now_us)
+        return number
+
+    def snapshot_rows(self, session: Session, args: list[bytes]) -> Any:
+        """CIEL.ROWS snapshot first last count, as CIEL.RANGE."""
+        if len(args) != 4:
+            raise syntax_error()
+        return batch_commands.read_range(self._held(session, args[0]), args[1:])
+
+    def snapshot_get(self, session: Session, args: list[bytes]) -> Any:
+        """CIEL.GET snapshot key …: return the values."""
+        rows = self._held(session, args[0] if args else b"")
+        return values.mget(rows, args[1:])
+
+    def drop(self, session: Session, args: list[bytes]) -> Any:
+        """CIEL.DROP snapshot."""
+        self._held(session, args[0] if args else b"")
+        session.snapshots.pop(integer(args[0])).layers.txn.abort()
+        return OK
+
+    def _held(self, session: Session, text: bytes) -> RowsView:
+        number = integer(text)
+        held = session.snapshots.get(number)
+        if held is None:
+            raise CommandError(
+                "there is no such snapshot: it was dropped, or not used for a minute", "SNAPSHOT"
+            )
+        session.snapshots[number] = held._replace(used_us=self.now_us)
+        return RowsView(held.layers, self.now_us)
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def ping(self, session: Session, args: list[bytes]) -> Any:
+        return args[0] if args else Simple(b"PONG")
+
+    def echo(self, session: Session, args: list[bytes]) -> Any:
+        if len(args) != 1:
+            raise syntax_error()
+        return args[0]
+
+    def select(self, session: Session, args: list[bytes]) -> Any:
+        if args != [b"0"]:
+            raise CommandError("DB index is out of range: ciel-kv has only number 0")
+        return OK
+
+    def quit(self, session: Session, args: list[bytes]) -> Any:
+        session.is_ending = True
+        return OK
+
+    def reset(self, session: Session, args: list[bytes]) -> Any:
+        session.queue, session.protocol, session.role = None, 2, None
+        session.reader.limits = UNKNOWN
+        self._unwatch(session)
+        self._end_prefixes(session)
+        return Simple(b"RESET")
+
+    def client(self, session: Session, args: list[bytes]) -> Any:
+        match [args[0].upper() if args else b"", *args[1:]]:
+            case [b"SETNAME", name]:
+                session.name = name
+            case [b"GETNAME"]:
+                return session.name or None
+            case [b"ID"]:
+                return session.number
+            case [b"SETINFO" | b"NO-EVICT" | b"NO-TOUCH", *_]:
+                pass
+            case _:
+                raise syntax_error()
+        return OK
+
+    def config(self, session: Session, args: list[bytes]) -> Any:
+        if not args or args[0].upper() != b"GET":
+            raise CommandError("ciel-kv is configured by its command line")
+        return {name: value for name, value in CONFIGURED.items() if name in args[1:]}
+
+    def command(self, session: Session, args: list[bytes]) -> Any:
+        """COMMAND: the names, with as little as clients need."""
+        names = sorted(COMMANDS.keys() | CONNECTION_COMMANDS.keys())
+        if args and args[0].upper() == b"COUNT":
+            return len(names)
+        return [] if args else [[name.lower(), -1, [], 0, 0, 0] for name in names]
+
+    def info(self, session: Session, args: list[bytes]) -> Any:
+        lines = [
+            "# Server", f"redis_version:{REDIS_VERSION}", f"ciel_version:{ciel.__version__}",
+            "redis_mode:standalone", "# Clients", f"connected_clients:{len(self.sessions)}",
+            "# Persistence", f"ciel_records:{self.rows.number}",
+            f"ciel_size_bytes:{self.rows.size_bytes()}", "# Stats",
+            f"total_commands_processed:{self.commands}", "",
+        ]  # fmt: skip
+        return "\r\n".join(lines)
+
+    def scan(self, session: Session, args: list[bytes]) -> Any:
+        """SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]."""
+        if len(args) % 2 == 0:
+            raise syntax_error()
+        options = {
+            name.upper(): args[place + 2] for place, name in enumerate(args[1:]) if place % 2 == 0
+        }
+        if options.keys() - {b"MATCH", b"COUNT", b"TYPE"}:
+            raise syntax_error()
+        cursor, most = integer(args[0]), min(integer(options.get(b"COUNT", b"10")), 100_000)
+        if most < 1:
+            raise syntax_error()
+        first = session.cursors.pop(cursor, None) if cursor else b""
+        if first is None:
+            raise CommandError("invalid cursor")
+        matches_ = pattern(options.get(b"MATCH", b"*")).match
+        kind = options.get(b"TYPE", b"").lower()
+        found: list[bytes] = []
+        self._view.now_us = self.now_us
+        for seen, (key, row) in enumerate(self._view.user_rows(first)):
+            if seen == most:
+                number = next(self._numbers)
+                session.cursors[number] = key
+                if len(session.cursors) > CURSORS_MAX:
+                    del session.cursors[next(iter(session.cursors))]
+                return [b"%d" % number, found]
+            is_kind = not kind or values.TYPES[Kind(kind_of(row))] == kind
+            if is_kind and matches_(key.decode("latin-1")):
+                found.append(key)
+        return [b"0", found]
+
+
+def _guarded(
+    own: Callable[[Server, Session, list[bytes]], Any],
+    server: Server, session: Session, args: list[bytes],
+) -> Any:  # fmt: skip
+    """Carry out a command of a connection; return its reply, or its failure."""
+    try:
+        return own(server, session, args)
+    except CommandError as error:
+        return error.failure
+    except KvError as error:
+        return Failure("ERR", str(error))
+
+
+def _check_count(command: Command, name: bytes, arguments: int) -> None:
+    if not command.least <= arguments <= command.most:
+        shown = name.decode(errors="replace").lower()
+        raise CommandError(f"wrong number of arguments for '{shown}' command")
+
+
+CONNECTION_COMMANDS: Final[dict[bytes, Callable[[Server, Session, list[bytes]], Any]]] = {
+    b"AUTH": Server.auth, b"HELLO": Server.hello, b"CIEL.AUTH": Server.challenge,
+    b"CIEL.PROVE": Server.prove, b"MULTI": Server.multi, b"EXEC": Server.exec_,
+    b"DISCARD": Server.discard, b"WATCH": Server.watch, b"UNWATCH": Server.unwatch,
+    b"CIEL.WATCH": Server.watch_prefix, b"CIEL.SNAPSHOT": Server.snapshot,
+    b"CIEL.ROWS": Server.snapshot_rows, b"CIEL.GET": Server.snapshot_get, b"CIEL.DROP": Server.drop,
+    b"PING": Server.ping, b"ECHO": Server.echo, b"SELECT": Server.select, b"QUIT": Server.quit,
+    b"RESET": Server.reset, b"CLIENT": Server.client, b"CONFIG": Server.config,
+    b"COMMAND": Server.command, b"INFO": Server.info, b"SCAN": Server.scan,
+}  # fmt: skip
+FIRST_COMMANDS: Final = frozenset(
+    (b"AUTH", b"HELLO", b"CIEL.AUTH", b"CIEL.PROVE", b"QUIT", b"RESET")
+)
+"""The commands that a client may use before it is authenticated."""
+IN_QUEUE: Final = frozenset((b"MULTI", b"EXEC", b"DISCARD", b"WATCH", b"QUIT", b"RESET"))
+"""The commands that a transaction does not queue."""
