@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ciel.python.tasks import call as call
     from ciel.python.tasks import spawn as spawn
     from ciel.python.tasks import task as task
+    from ciel.state.here import kv as kv
 
 _HOMES = {
     "Client": "ciel.client",
@@ -51,6 +52,7 @@ _HOMES = {
     "empty": "ciel.python.task_session",
     "Executor": "ciel.client.pools.executor",
     "Future": "ciel.python.futures",
+    "kv": "ciel.state.here",
     "progress": "ciel.client.views.progress",
     "task_directory": "ciel.python.task_session",
     "trace": "ciel.client.views.trace",

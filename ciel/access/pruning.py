@@ -23,6 +23,8 @@ from ciel.access.paths import (
 )
 
 ENDED_KEPT: Final = 10
+KV_NAME: Final = "kv"
+"""The subdirectory with the key-value base of `ciel up --kv`."""
 
 
 def try_prune_ended(environ: Mapping[str, str]) -> None:
@@ -36,14 +38,16 @@ def try_prune_ended(environ: Mapping[str, str]) -> None:
 def prune_ended(environ: Mapping[str, str]) -> None:
     """Remove the directories of this host's ended masters, except the latest ten.
 
-    The directory of the latest `ciel up`, to which its link points, is not removed either.
+    The directory of the latest `ciel up`, to which its link points, is not removed either, nor is
+    a directory with a key-value base.
     """
     link = current_path(environ)
     current = link.readlink() if link.is_symlink() else None
     ended: list[tuple[float, Path]] = []
     for path in state_directory(environ).glob(f"localhost@{host_name()}_*/{ACCESS_FILE_NAME}"):
         try:
-            if path != current and not access_file.read(path).is_alive():
+            is_kept = path == current or (path.parent / KV_NAME).exists()
+            if not is_kept and not access_file.read(path).is_alive():
                 ended.append((path.stat().st_mtime, path))
         except (AccessError, OSError):
             continue  # the file is not trusted, or another master is removing it

@@ -28,6 +28,7 @@ COMMANDS = {
     "worker": ("worker", "list the workers, and drain one"),
     "master": ("master", "restart the master"),
     "memory": ("memory.command", "volumes over the memory of other machines"),
+    "kv": ("kv.command", "read and change the key-value base of the cluster"),
     "store": ("store", "show the contents and the activity of the workers' stores"),
     "shmfs": ("shmfs", "show shared memory as a directory"),
     "journal": ("journal", "check and show the journal of a master"),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ciel.memory.space import Space
     from ciel.python.calls import Mapped
     from ciel.python.tasks import Several
+    from ciel.state.keyvalues import KeyValues
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -387,6 +388,14 @@ class Client(Shown, JobClient):
 
         return open_space(self, name, timeout_s, cache_bytes)
 
+    def kv(self, name: str) -> KeyValues:
+        """Open the rows of a name in the key-value base of the cluster: state that tasks and
+        clients share, and may change. Close it after use. Raises KvError.
+        """
+        from ciel.client.state import open_kv
+
+        return open_kv(self, name)
+
     def put(self, value: T, *, copies: int | None = None) -> Future[T]:
         """Store a value once, and return its future, to be an argument of many tasks.
 
@@ -541,8 +550,8 @@ def client_of_task(name: str) -> Client:
 
 _OFFERED: Final = frozenset(
     (
-        "aclose", "as_completed", "call", "cancel", "close", "gather", "get", "map", "name", "put",
-        "submit", "wait",
+        "aclose", "as_completed", "call", "cancel", "close", "gather", "get", "kv", "map", "name",
+        "put", "submit", "wait",
     )
 )  # fmt: skip
 
@@ -625,6 +634,11 @@ class TaskClient(Client):
             return [self.call(call_each, (called, chunk), {}, options) for chunk in chunks]
 
         return results_of_map(begin, iterables, timeout, chunksize, buffersize)
+
+    def kv(self, name: str) -> KeyValues:
+        from ciel.state.here import kv
+
+        return kv(name)
 
     def put(self, value: Any, *, copies: int | None = None) -> Any:
         if copies is not None:

@@ -19,6 +19,9 @@ TEMPORARY_MAX_BYTES = 64
 The task's temporary files are then removed with the directory. A socket's path has at most 107
 bytes, so TMPDIR must leave some for the socket's name.
 """
+KV_URL = "CIEL_KV"
+KV_KEY_FILE = "CIEL_KV_KEY_FILE"
+"""The URL of the key-value base for tasks, and the path of a file with its key."""
 SECRET_NAMES = frozenset(("CIEL_ACCESS", "CIEL_KEY"))
 SECRET_PARTS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE_KEY", "API_KEY")
 

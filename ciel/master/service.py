@@ -128,6 +128,8 @@ class MasterService:
         self.on_workers_changed: Callable[[], object] = lambda: None
         """Called when a worker has joined or was lost."""
         self._masters: tuple[str, ...] = ()
+        self.kv_url = ""
+        """The URL of the cluster's key-value base; empty if it has none."""
         self.memory: MemoryQueries | None = None
         """Answers queries about memory servers, and carries out requests."""
         self.on_inconsistent: Callable[[str], object] = _raise
@@ -447,6 +449,8 @@ class MasterService:
 
     def answer(self, topic: str, argument: Any) -> Any:
         """Answer a query with a JSON value; raises CielError."""
+        if topic == "kv":
+            return {"url": self.kv_url}
         if self.memory is not None and topic.startswith("memory"):
             return self.memory.answer(topic, argument if isinstance(argument, dict) else {})
         value = topics.answer(self.machine, topic, argument, self._reactor.seconds())

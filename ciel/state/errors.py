@@ -54,7 +54,7 @@ class ChangedError(RefusedError):
     """A key or a range has changed since it was read."""
 
     def __init__(self, key: bytes, step: int = 0) -> None:
-        super().__init__(key, "has changed meanwhile", step)
+        super().__init__(key, "has changed meanwhile; `transact` tries again by itself", step)
 
 
 class KindError(KvError):
@@ -110,6 +110,13 @@ class LeaseLostError(KvError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} was held longer than its lease, which was not renewed in time")
+
+
+class NoBaseError(KvError):
+    """This process does not know a key-value base."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"there is no key-value base here: {why}")
 
 
 class BaseUrlError(KvError):

@@ -33,6 +33,11 @@ ONCE_KEPT_S: Final = 30 * 86400.0
 """How long a base remembers that a task has done something once."""
 
 
+def no_task(name: str) -> str:
+    """Refuse `once` outside of tasks."""
+    raise ValueError("'once' is for tasks, which may be run again after a failure")
+
+
 class KeyValues(Closing):
     """The rows of one name in a base. Several threads may use it.
 
@@ -40,15 +45,20 @@ class KeyValues(Closing):
     effect. Locks, queues, events and barriers are rows of the base, too, but not among these.
     """
 
-    def __init__(self, base: Base, names: Names, values: Values, task_id: str = "") -> None:
+    def __init__(
+        self, base: Base, names: Names, values: Values,
+        task_of: Callable[[str], str] = no_task, *, owns_base: bool = True,
+    ) -> None:  # fmt: skip
         self._base = base
         self._names = names
         self._values = values
-        self._task_id = task_id
+        self._task_of = task_of
+        self._owns_base = owns_base
 
     def close(self) -> None:
-        """Close the connection to the base."""
-        self._base.close()
+        """Close the connection to the base, unless the tasks of this process share it."""
+        if self._owns_base:
+            self._base.close()
 
     # One key
 
@@ -167,25 +177,26 @@ class KeyValues(Closing):
     def transaction(self, once: str = "") -> Transaction:
         """Return a transaction, for a `with`.
 
-        `once`: a name within this task. If an attempt of the task has carried out a transaction of
-        this name, this one does nothing, and its `was_done` is True.
+        `once`: a name within this task. If an earlier attempt of the task has carried out a
+        transaction of this name, this one does nothing, and its `was_done` is True. Calls that a
+        client sends together may share a task, so the name should contain their arguments.
         """
-        return Transaction(self._base, self._names, self._values, self._once(once))
+        return self._transaction(self._once(once))
 
     def transact(self, function: Callable[[Transaction], T], once: str = "") -> T:
         """Call a function with a transaction, and again while other clients change the rows that it
         reads; return its result. Raises ChangedError after a hundred calls.
         """
-        return transact(lambda: self.transaction(once), function)
+        request = self._once(once)
+        return transact(lambda: self._transaction(request), function)
+
+    def _transaction(self, request: Request | None) -> Transaction:
+        return Transaction(self._base, self._names, self._values, request)
 
     def _once(self, name: str) -> Request | None:
         if not name:
             return None
-        if not self._task_id:
-            raise ValueError(
-                "only a task can do something once: an attempt is run again, no client"
-            )
-        return Request(self._names.inner(f"once/{self._task_id}", name), 1, ONCE_KEPT_S)
+        return Request(self._names.inner(f"once/{self._task_of(name)}", name), 1, ONCE_KEPT_S)
 
     # Waiting
 

@@ -11,7 +11,7 @@ from ciel.access.keys import Key
 from ciel.state.bases.embedded import OFF, EmbeddedBase
 from ciel.state.bases.memory import MemoryBase
 from ciel.state.interface import Base
-from ciel.state.keyvalues import KeyValues
+from ciel.state.keyvalues import KeyValues, no_task
 from ciel.state.names import Names
 from ciel.state.values import Values
 
@@ -33,4 +33,5 @@ def kv(base: Base) -> KeyValues:
 
 
 def open_kv(base: Base, name: str = "scores", task_id: str = "") -> KeyValues:
-    return KeyValues(base, Names(name), Values(Key(b"k" * 32)), task_id)
+    task_of = (lambda _: task_id) if task_id else no_task
+    return KeyValues(base, Names(name), Values(Key(b"k" * 32)), task_of)

@@ -181,7 +181,7 @@ def test_transaction_of_a_task_is_carried_out_once(base: Base) -> None:
     with other.transaction(once="add") as t:
         t["n"] = t["n"] + 1
     assert (other["n"], other["m"]) == (2, 1)
-    with pytest.raises(ValueError, match="only a task"):
+    with pytest.raises(ValueError, match="is for tasks"):
         open_kv(base).transaction(once="add")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ciel import plugins
 from ciel.access import access_file
 from ciel.access.access_file import AccessFile
 from ciel.access.addresses import TAKEN, is_loopback, netloc, parse_url
@@ -23,7 +24,7 @@ from ciel.access.paths import (
     drop_current,
     up_lock_path,
 )
-from ciel.access.pruning import prune_ended
+from ciel.access.pruning import KV_NAME, prune_ended
 from ciel.access.settings import location_of
 from ciel.cli.connection import interrupted
 from ciel.cli.daemons import supervisor
@@ -53,6 +54,7 @@ from ciel.wire.descriptors import read_summary
 _PORTS = range(20000, 32768)  # Java clients read ports as signed 16-bit numbers
 _DOWN_TIMEOUT_S = 15.0
 _JOBS_END_TIMEOUT_S = 30.0
+EMBEDDED = "embedded"
 _OPTIONS = "up.json"
 """The file with the options of the cluster, which a `ciel up` that continues it reads."""
 _OF_ONE_START = ("listen", "fresh", "json")
@@ -118,6 +120,11 @@ def _parser() -> Parser:
         "--journal-sync", choices=SYNC_MODES, default=ALWAYS,
         help="when the master's journal is written to the disk: before anything that depends on it "
         "is sent (always, the default), once a second (interval), or when the system does it (off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kv", nargs="?", const=EMBEDDED, default="", metavar="URL",
+        help="give the cluster a key-value base: LMDB in the directory of the cluster, which stays "
+        "when the cluster ends, or the base at a URL",
     )  # fmt: skip
     parser.add_argument(
         "--fresh", action="store_true",
@@ -226,7 +233,7 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
         "store": args.store,
         "verify": args.verify,
         "access": str(path),
-        "switches": channel_switches(args),
+        "switches": [*channel_switches(args), *_kv_switches(args.kv, directory)],
         "journal_sync": args.journal_sync,
         "patience": {
             "suspect_after_s": args.suspect_after,
@@ -238,6 +245,18 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
     options = {name: value for name, value in vars(args).items() if name not in _OF_ONE_START}
     (directory / _OPTIONS).write_text(json.dumps(options))
     return ready
+
+
+def _kv_switches(kv: str, directory: Path) -> list[str]:
+    """Return the options of all daemons for the key-value base that --kv names."""
+    if not kv:
+        return []
+    url = f"lmdb:{directory / KV_NAME}" if kv == EMBEDDED else kv
+    try:
+        plugins.load("ciel.kv", url.partition(":")[0])
+    except plugins.PluginError as error:
+        raise UsageError(f"--kv {kv}: {error}; `pip install 'ciel[kv]'`?") from None
+    return ["--kv", url]
 
 
 # --- down -----------------------------------------------------------------------------------------

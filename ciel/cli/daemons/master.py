@@ -118,6 +118,12 @@ def parser() -> argparse.ArgumentParser:
     _add_journal_options(parse)
     _add_memory_options(parse)
     add(
+        "--kv",
+        metavar="URL",
+        default="",
+        help="the key-value base of the cluster, about which clients ask; workers need the same",
+    )
+    add(
         "--standby",
         metavar="URL",
         help="follow the journal of the master at this URL, and take over when it is gone "
@@ -255,6 +261,7 @@ class Master:
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
         service.on_inconsistent = self._fail_inconsistent
+        service.kv_url = options.kv
         memory = self._serve_memory(service, restored, is_elected=bool(before))
         owner: Owner = ByRole(service, memory, None)
         if file_journal is not None:

@@ -28,6 +28,7 @@ from ciel.cli.daemons.addresses import (
 from ciel.cli.daemons.channels import WORKER_POLL_US, add_channel_options, open_channels, poll_s
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
+from ciel.cli.daemons.kv_key import kv_environment
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
@@ -168,6 +169,7 @@ def parser() -> argparse.ArgumentParser:
         help="which URLs the worker fetches when clients request it by HTTP: off (default), https, "
         "or any",
     )
+    add("--kv", metavar="URL", default="", help="the key-value base that tasks use")
     add("--open-healthz", action="store_true", help="answer /healthz without a key")
     add_channel_options(parse)
     add("--log", metavar="FILE", help="the log file (default: standard error)")
@@ -221,7 +223,7 @@ class Worker:
         spool.open()
         logs = JobLogs(reactor, spool.logs_directory(options.log))
         store = self._open_store()
-        launching = self._keep(Launching(reactor, ticks, inherited(os.environ), store.directories))
+        launching = self._keep(Launching(reactor, ticks, self._environ(key), store.directories))
         transfers = self._keep(Transfers(reactor))
         executors = _executors_here()
         streams = self._keep(Streams(reactor))
@@ -462,6 +464,10 @@ class Worker:
             return None
         self._closers.append(peer_stores.close)
         return peer_stores
+
+    def _environ(self, key: Key) -> dict[str, str]:
+        """Return the variables that programs inherit."""
+        return inherited(os.environ) | kv_environment(self._options.kv, self._spool.path, key)
 
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)
