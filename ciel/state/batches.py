@@ -192,7 +192,7 @@ def end_of_prefix(prefix: bytes) -> bytes | None:
     return head[:-1] + bytes((head[-1] + 1,)) if head else None
 
 
-def check(steps: Sequence[Step]) -> None:
+def check(steps: Sequence[Step], batch_max_bytes: int = BATCH_MAX_BYTES) -> None:
     """Raise LimitError if a key, a value or the batch is too large."""
     size_bytes = 0
     for step in steps:
@@ -208,9 +208,9 @@ def check(steps: Sequence[Step]) -> None:
                 )
             size_bytes += len(value)
         size_bytes += len(step.key)
-    if size_bytes > BATCH_MAX_BYTES:
+    if size_bytes > batch_max_bytes:
         raise LimitError(
-            f"a batch of {size_bytes:,} bytes is larger than {BATCH_MAX_BYTES:,}: make several"
+            f"a batch of {size_bytes:,} bytes is larger than {batch_max_bytes:,}: make several"
         )
 
 

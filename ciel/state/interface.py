@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from ciel.state.batches import (
+    BATCH_MAX_BYTES,
     RESERVED,
     Request,
     Result,
@@ -30,7 +31,7 @@ class Capabilities(NamedTuple):
     - `has_atomic_scan`: a scan can show one moment; a batch may have a `SameRange`.
     - `is_durable`: acknowledged batches survive the end of the base's process.
     - `is_shared`: other processes can use the base at the same time.
-    - `steps_max`: the largest number of steps in a batch.
+    - `steps_max`, `batch_max_bytes`: the largest number of steps of a batch, and of bytes.
     """
 
     is_ordered: bool = True
@@ -38,6 +39,7 @@ class Capabilities(NamedTuple):
     is_durable: bool = True
     is_shared: bool = True
     steps_max: int = 1_000_000
+    batch_max_bytes: int = BATCH_MAX_BYTES
 
 
 class Closing:

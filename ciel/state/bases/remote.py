@@ -9,13 +9,13 @@ from __future__ import annotations
 import secrets
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult
 
 from ciel.access.keys import Key, Role, Side, matches, proof
+from ciel.state.bases.numbers import TIMEOUT_S, persist
 from ciel.state.bases.replies import Pushed, Replies, ReplyError, pack_command
 from ciel.state.bases.wire import REASONS, pack_steps
 from ciel.state.batches import Request, Result, Row, Step, check
@@ -31,12 +31,8 @@ from ciel.state.errors import (
 from ciel.state.interface import Base, Capabilities, Snapshot, Watch, end_of_scan
 
 T = TypeVar("T")
-TIMEOUT_S: Final = 30.0
-"""How long a client tries to reach the base again before an operation fails."""
 REPLY_S: Final = 30.0
 """How long it waits for a reply before it tries another connection."""
-_RETRY_S: Final = (0.005, 0.1)
-"""The first pause between two tries, and the longest; each is twice as long as the one before."""
 _ROWS: Final = b"1000"
 """How many rows a scan asks for at a time."""
 _DENIED: Final = frozenset(("WRONGPASS", "NOAUTH", "NOPERM"))
@@ -171,18 +167,7 @@ class RemoteBase(Base):
             self._idle.append(link)
 
     def _persist(self, call: Callable[[], T]) -> T:
-        deadline_s = time.monotonic() + self._timeout_s
-        pause_s, longest_s = _RETRY_S
-        while True:
-            try:
-                return call()
-            except OSError as error:
-                self._check_open()
-                if time.monotonic() > deadline_s:
-                    why = error.strerror or str(error)
-                    raise UnreachableError(self.name, why) from None
-            threading.Event().wait(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
+        return persist(call, OSError, self.name, self._check_open, self._timeout_s)
 
     def _connect(self) -> socket.socket:
         connected = socket.create_connection(self._address, REPLY_S)

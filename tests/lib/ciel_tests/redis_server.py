@@ -17,22 +17,28 @@ REDIS = shutil.which("redis-server")
 def redis_server(directory: Path) -> Iterator[int]:
     """Run a server that stores nothing; yield its port."""
     assert REDIS is not None
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     process = subprocess.Popen(
         [REDIS, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(directory)],
         stdout=subprocess.DEVNULL,
     )
     try:
-        _wait_for(port)
+        wait_for_port(port)
         yield port
     finally:
         process.kill()
         process.wait()
 
 
-def _wait_for(port: int) -> None:
+def free_port() -> int:
+    """Return a port at which nothing listens now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def wait_for_port(port: int) -> None:
+    """Wait until a server listens."""
     deadline_s = time.monotonic() + 20
     while True:
         try:
