@@ -47,8 +47,8 @@ class Redelegation:
             before = self._nodes[object_id].producer
             if before is None or before is child:
                 continue
-            is_handed_on = self._came_from(before, child, object_id)
-            if is_handed_on or not self._came_from(before, parent, object_id):
+            is_handed_on = self._retention.came_from(before, child, object_id)
+            if is_handed_on or not self._retention.came_from(before, parent, object_id):
                 continue
             if not self._nodes[object_id].is_future:
                 self.next_producers[object_id] = child
@@ -75,10 +75,3 @@ class Redelegation:
             node = self._nodes[object_id]
             if node.is_future and node.producer is task:
                 yield object_id
-
-    def _came_from(self, producer: TaskNode, task: TaskNode, object_id: ObjectId) -> bool:
-        """Whether a task delegated an output to its producer, directly or through other tasks."""
-        found: TaskNode | None = producer
-        while found is not None and found is not task and object_id in found.spec.outputs:
-            found = self._tasks.get(found.spec.parent)
-        return found is task

@@ -78,13 +78,15 @@ class Retention:
     def _hold_outputs(self, task: TaskNode, change: int) -> None:
         for object_id in task.outputs:
             node = self._nodes[object_id]
-            if node.producer is task or self._has_delegated(task, object_id, node):
+            if node.producer is task or self.came_from(node.producer, task, object_id):
                 node.holds += change
                 self.drop_if_unused(object_id, node)
 
-    def _has_delegated(self, task: TaskNode, object_id: ObjectId, node: ObjectNode) -> bool:
-        """Whether a task has delegated an output to its producer, maybe through other tasks."""
-        found = node.producer
+    def came_from(self, producer: TaskNode | None, task: TaskNode, object_id: ObjectId) -> bool:
+        """Whether a task produces an object, or has delegated it to its producer, directly or
+        through other tasks.
+        """
+        found = producer
         while found is not None and found is not task and object_id in found.spec.outputs:
             found = self._tasks.get(found.spec.parent)
         return found is task
