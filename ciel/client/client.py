@@ -388,13 +388,15 @@ class Client(Shown, JobClient):
 
         return open_space(self, name, timeout_s, cache_bytes)
 
-    def kv(self, name: str) -> KeyValues:
+    def kv(self, name: str, *, job_id: str = "") -> KeyValues:
         """Open the rows of a name in the key-value base of the cluster: state that tasks and
         clients share, and may change. Close it after use. Raises KvError.
+
+        `job_id`: the rows of a job, which are removed with it.
         """
         from ciel.client.state import open_kv
 
-        return open_kv(self, name)
+        return open_kv(self, name, job_id)
 
     def put(self, value: T, *, copies: int | None = None) -> Future[T]:
         """Store a value once, and return its future, to be an argument of many tasks.
@@ -635,10 +637,10 @@ class TaskClient(Client):
 
         return results_of_map(begin, iterables, timeout, chunksize, buffersize)
 
-    def kv(self, name: str) -> KeyValues:
-        from ciel.state.here import kv
+    def kv(self, name: str, *, job_id: str = "") -> KeyValues:
+        from ciel.state.here import rows_here
 
-        return kv(name)
+        return rows_here(name, job_id)
 
     def put(self, value: Any, *, copies: int | None = None) -> Any:
         if copies is not None:

@@ -17,7 +17,7 @@ def base_url(client: JobClient) -> str:
     return url
 
 
-def open_kv(client: JobClient, name: str) -> KeyValues:
+def open_kv(client: JobClient, name: str, job_id: str = "") -> KeyValues:
     """Open the rows of a name, of all names without one; raises KvError."""
     key = client.location.key
-    return open_at(base_url(client), name, key.derive(Role.KV) or key)
+    return open_at(base_url(client), name, key.derive(Role.KV) or key, job_id)

@@ -16,29 +16,43 @@ from ciel.execution.environment import KV_KEY_FILE, KV_URL
 from ciel.python.sessions import current_or_none
 from ciel.python.task_session import current_task
 from ciel.state.errors import NoBaseError
+from ciel.state.finding import open_base
 from ciel.state.interface import Base
 from ciel.state.keyvalues import KeyValues
 from ciel.state.names import Names
-from ciel.state.opening import open_base
 from ciel.state.values import Values
 
 _lock = threading.Lock()
 _open: dict[tuple[int, str], Base] = {}
 
 
-def kv(name: str) -> KeyValues:
+def kv(name: str, *, of_job: bool = False) -> KeyValues:
     """Return the rows of a name in the base of the cluster, within a task or a program with a
-    client. They belong to the cluster, and stay when jobs end. Raises KvError.
+    client. Raises KvError.
+
+    They belong to the cluster, and stay when jobs end. `of_job`: they belong to the job of this
+    task, and are removed with it; raises NotInTaskError outside of tasks.
     """
     session = current_or_none()
-    if session is not None and not session.is_of_task:
-        opened: KeyValues = session.kv(name)  # type: ignore[attr-defined]  # a client, above here
-        return opened
+    if of_job:
+        return rows_here(name, current_task().job)
+    if session is None or session.is_of_task:
+        return rows_here(name)
+    opened: KeyValues = session.kv(name)  # type: ignore[attr-defined]  # a client, above here
+    return opened
+
+
+def rows_here(name: str, job_id: str = "") -> KeyValues:
+    """Return the rows of a name in the base that the environment names; raises KvError.
+
+    `job_id`: the job that they belong to.
+    """
     url = os.environ.get(KV_URL)
     if not url:
         raise NoBaseError("its worker was started without one: ciel-worker --kv URL")
     key = key_here()
-    return KeyValues(_base(url, key), Names(name), Values(key), _uses.task_of, owns_base=False)
+    names = Names(name, job_id)
+    return KeyValues(_base(url, key), names, Values(key), _uses.task_of, owns_base=False)
 
 
 class _Uses:

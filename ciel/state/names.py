@@ -16,6 +16,9 @@ from ciel.state.errors import BaseNameError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
+JOBS: Final = b"@"
+"""The prefix of the keys of jobs."""
+
 Where = Callable[[str, Any], bool]
 """Returns whether a scan should yield the row of a key and a value."""
 
@@ -29,9 +32,9 @@ class Names:
         """Raise BaseNameError for a name that is not allowed. The empty name has all keys."""
         if name and not _NAME.fullmatch(name):
             raise BaseNameError(name)
-        job = f"@{job_id}/" if job_id else ""
-        self._head = f"{job}{name}:".encode() if name else b""
-        self._inner = f"{job}{name}!".encode()
+        job = prefix_of_job(job_id) if job_id else b""
+        self._head = job + f"{name}:".encode() if name else job
+        self._inner = job + f"{name}!".encode()
 
     def key(self, key: str | bytes) -> bytes:
         """Return the key as the base has it."""
@@ -58,6 +61,16 @@ class Names:
             text, value = key[start:].decode(errors="surrogateescape"), decode(content)
             if where is None or where(text, value):
                 yield text, value
+
+
+def prefix_of_job(job_id: str) -> bytes:
+    """Return the prefix of all keys of a job."""
+    return JOBS + job_id.encode() + b"/"
+
+
+def job_of(key: bytes) -> str:
+    """Return the id of the job that a key belongs to."""
+    return key[len(JOBS) :].partition(b"/")[0].decode(errors="replace")
 
 
 def _encoded(key: str) -> bytes:

@@ -1,38 +1,18 @@
-"""Opens a key-value base by its URL.
-
-The scheme names a plugin of the group `ciel.kv`: a function that takes the parts of the URL and the
-key of the cluster, if there is one, and returns the base or raises KvError.
-"""
+"""Opens the rows of a name in a key-value base."""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
-from ciel import plugins
 from ciel.access.keys import Key
-from ciel.state.errors import BaseUrlError
-from ciel.state.interface import Base
+from ciel.state.finding import open_base
 from ciel.state.keyvalues import KeyValues
 from ciel.state.names import Names
 from ciel.state.values import Values
 
 
-def open_base(url: str, key: Key | None = None) -> Base:
-    """Open the base at a URL, such as `lmdb:/var/lib/scores`; raises KvError."""
-    parts = urlsplit(url)
-    if not parts.scheme:
-        raise BaseUrlError(f"{url!r} is no URL of a base, such as lmdb:DIRECTORY")
-    try:
-        open_it = plugins.load("ciel.kv", parts.scheme)
-    except plugins.PluginError as error:
-        raise BaseUrlError(f"{parts.scheme}: {error}; `pip install 'ciel[kv]'`?") from None
-    base: Base = open_it(parts, key)
-    return base
-
-
-def open_kv(url: str, name: str = "", key: Key | None = None) -> KeyValues:
+def open_kv(url: str, name: str = "", key: Key | None = None, job_id: str = "") -> KeyValues:
     """Open the rows of a name in the base at a URL, all rows without a name; raises KvError.
 
     `key`: the key of a cluster, without which values that JSON cannot represent are refused.
+    `job_id`: the rows belong to this job, and are removed with it.
     """
-    return KeyValues(open_base(url, key), Names(name), Values(key))
+    return KeyValues(open_base(url, key), Names(name, job_id), Values(key))

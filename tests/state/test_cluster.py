@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import shlex
@@ -18,6 +19,9 @@ import pytest
 import ciel
 from ciel.cli.main import main
 from ciel.state.errors import NoBaseError
+from ciel.state.finding import open_base
+from ciel.testing.state.suite import wait_until
+from ciel_tests.documents.schemas import Schemas
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +68,26 @@ def test_second_attempt_sees_what_the_first_has_done(client: ciel.Client, tmp_pa
     assert future.result(60) == 1
     with client.kv("once") as kv:
         assert kv["n"] == 1
+
+
+def write_of_job() -> str:
+    ciel.kv("mine", of_job=True).put("a", 1)
+    return ciel.current_task().job
+
+
+def test_rows_of_a_job_are_removed_with_it(tmp_path: Path) -> None:
+    url = f"lmdb:{tmp_path}/base?sync=off"
+    with ciel.LocalCluster(slots=1, switches=["--kv", url]) as cluster:
+        with ciel.Client(cluster) as client:
+            job = client.submit(write_of_job).result(30)
+            with client.kv("mine", job_id=job) as kv:
+                assert kv["a"] == 1
+            with client.kv("mine") as kv:
+                assert "a" not in kv
+        with ciel.Client(cluster) as client, open_base(url) as base:
+            assert [key for key, _ in base.scan()] == [f"@{job}/mine:a".encode()]
+            client.remove_job(job)
+            wait_until(lambda: not list(base.scan()))
 
 
 def twice() -> None:
@@ -138,6 +162,19 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(capfd, url, "delete", "a") == (0, "", "")
     assert run(capfd, url, "clear")[1] == "2 removed\n"
     assert run(capfd, "none:x", "scan")[0] == 1
+
+
+def test_json_of_commands_is_documented(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    schemas = Schemas()
+    url = f"lmdb:{tmp_path}/base?sync=off"
+    for words in (
+        ["put", "a", "[1]"], ["insert", "b", "x"], ["update", "b", "y"], ["get", "a"], ["scan"],
+        ["increment", "n"], ["delete", "n"], ["clear"],
+    ):  # fmt: skip
+        status, out, _ = run(capfd, url, *words, "--json")
+        assert status == 0
+        for line in out.splitlines():
+            schemas.check(f"kv-{words[0]}", json.loads(line))
 
 
 def test_command_stores_bytes(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from ciel.state.bases.lmdb_tables import Tables
 from ciel.state.errors import BaseUrlError
-from ciel.state.opening import open_base, open_kv
+from ciel.state.finding import open_base
+from ciel.state.opening import open_kv
 
 
 def test_base_is_found_by_its_url(tmp_path: Path) -> None:

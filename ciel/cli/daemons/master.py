@@ -22,6 +22,7 @@ from ciel.access.pruning import try_prune_ended
 from ciel.access.settings import require_safe_listen
 from ciel.cli.daemons.addresses import advertised, host_and_port, reachable_address, with_port
 from ciel.cli.daemons.channels import add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.cluster_state import JobState
 from ciel.cli.daemons.compactor import COMPACT_FROM_BYTES, Compactor
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import report_failure, report_ready
@@ -261,7 +262,7 @@ class Master:
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
         service.on_inconsistent = self._fail_inconsistent
-        service.kv_url = options.kv
+        self._serve_state(service, key)
         memory = self._serve_memory(service, restored, is_elected=bool(before))
         owner: Owner = ByRole(service, memory, None)
         if file_journal is not None:
@@ -316,6 +317,14 @@ class Master:
         service.memory = memory
         self._closers.append(memory.close)
         return memory
+
+    def _serve_state(self, service: MasterService, key: Key) -> None:
+        """Tell clients where the key-value base is, and remove the rows of removed jobs from it."""
+        service.kv_url = url = self._options.kv
+        if url:
+            jobs = service.machine.jobs
+            state = JobState(self._reactor, url, key, lambda job_id: job_id in jobs)
+            self._closers.append(state.close)
 
     def _compact(self, journal: FileJournal) -> None:
         compactor = Compactor(self._reactor, journal, self._options.journal_compact_from)

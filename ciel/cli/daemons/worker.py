@@ -26,9 +26,9 @@ from ciel.cli.daemons.addresses import (
     with_port,
 )
 from ciel.cli.daemons.channels import WORKER_POLL_US, add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.cluster_state import kv_environment
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
-from ciel.cli.daemons.kv_key import kv_environment
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool

@@ -14,12 +14,23 @@ REDIS = shutil.which("redis-server")
 
 
 @contextmanager
-def redis_server(directory: Path) -> Iterator[int]:
-    """Run a server that stores nothing; yield its port."""
+def redis_server(directory: Path, *options: str) -> Iterator[int]:
+    """Run a server that stores nothing unless options say so; yield its port."""
     assert REDIS is not None
     port = free_port()
     process = subprocess.Popen(
-        [REDIS, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(directory)],
+        [
+            REDIS,
+            "--port",
+            str(port),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(directory),
+            *options,
+        ],
         stdout=subprocess.DEVNULL,
     )
     try:

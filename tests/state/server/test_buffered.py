@@ -11,7 +11,7 @@ import pytest
 
 from ciel.state.bases.rows import pack_row
 from ciel.state.errors import BaseUrlError
-from ciel.state.opening import open_base
+from ciel.state.finding import open_base
 from ciel.state.server.buffered import BufferedRows
 
 

@@ -1,0 +1,93 @@
+"""The key-value base of a cluster, as its daemons deal with it.
+
+Workers tell their tasks where it is, and which key opens it. The master removes the rows of jobs
+that it does not know any more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from twisted.internet.defer import inlineCallbacks
+from twisted.internet.task import LoopingCall
+from twisted.internet.threads import deferToThread
+
+from ciel.access.keys import Key, Role
+from ciel.cli.daemons.process import log
+from ciel.execution.environment import KV_KEY_FILE, KV_URL
+from ciel.state.batches import Delete, end_of_prefix
+from ciel.state.errors import KeyMissingError, KvError
+from ciel.state.finding import open_base
+from ciel.state.names import JOBS, job_of, prefix_of_job
+
+SWEEP_S: Final = 5.0
+
+
+def kv_environment(url: str, directory: Path, key: Key) -> dict[str, str]:
+    """Return the variables for tasks; write the key of the role `kv` to a file in a directory.
+
+    A worker that has only the key of its role opens bases with that.
+    """
+    if not url:
+        return {}
+    path = directory / "kv-key"
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write((key.derive(Role.KV) or key).text() + "\n")
+    return {KV_URL: url, KV_KEY_FILE: str(path)}
+
+
+class JobState:
+    """Looks for rows of removed jobs now and then, in a thread.
+
+    A job is known before its tasks can write, and no id is used twice. So a job that has rows and
+    is unknown afterwards was removed.
+    """
+
+    def __init__(self, reactor: Any, url: str, key: Key, is_known: Callable[[str], bool]) -> None:
+        self._url = url
+        self._key = key.derive(Role.KV) or key
+        self._is_known = is_known
+        self._repeated = LoopingCall(self._sweep)
+        self._repeated.clock = reactor
+        self._repeated.start(SWEEP_S)
+
+    def close(self) -> None:
+        if self._repeated.running:
+            self._repeated.stop()
+
+    @inlineCallbacks
+    def _sweep(self) -> Any:
+        try:
+            found = yield deferToThread(self._find)
+            gone = [job_id for job_id in found if not self._is_known(job_id)]
+            if gone:
+                yield deferToThread(self._remove, gone)
+        except (KvError, OSError) as error:
+            log.warn("the rows of ended jobs are not removed: {error}", error=error)
+
+    def _find(self) -> list[str]:
+        """Return the ids of jobs that have rows."""
+        found: list[str] = []
+        first, last = JOBS, end_of_prefix(JOBS)
+        with open_base(self._url, self._key) as base:
+            while (row := next(iter(base.scan(first, last)), None)) is not None:
+                found.append(job_of(row[0]))
+                first = end_of_prefix(prefix_of_job(found[-1])) or b"\xff"
+                if not base.capabilities.is_ordered:
+                    return list({job_of(key) for key, _ in base.scan(JOBS, last)})
+        return found
+
+    def _remove(self, job_ids: list[str]) -> None:
+        with open_base(self._url, self._key) as base:
+            for job_id in job_ids:
+                prefix = prefix_of_job(job_id)
+                for key, _ in base.scan(prefix, end_of_prefix(prefix)):
+                    try:
+                        base.apply([Delete(key)])
+                    except KeyMissingError:
+                        pass  # its lifetime has ended
