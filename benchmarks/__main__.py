@@ -277,6 +277,25 @@ FIGURES = (
     Figure("- - growth of the reader's own memory", "arrow", "private_mib", "MiB", 16, True),
     Figure("- allocation in the store", "arrow", "allocation_us", "us", 3, True, 2),
     Figure("- in the memory of another worker", "arrow", "lent_allocation_us", "us", 120, True, 2),
+    Figure(
+        "state: gets of LMDB in a process", "state", "embedded_gets_per_s", "/s", 300_000, False, 0
+    ),
+    Figure("state: puts of LMDB, unsynced", "state", "embedded_puts_per_s", "/s", 50_000, False, 0),
+    Figure(
+        "ciel-kv against redis-server: gets, in turn", "state", "get_ratio_1", "x", 0.5, False, 2
+    ),
+    Figure("- puts, in turn", "state", "set_ratio_1", "x", 0.5, False, 2),
+    Figure("- gets of 16 clients", "state", "get_ratio_16", "x", 0.4, False, 2),
+    Figure("- puts of 16 clients", "state", "set_ratio_16", "x", 0.4, False, 2),
+    Figure(
+        "eight writers beside scans of one moment",
+        "state",
+        "writes_beside_scans",
+        "x",
+        0.8,
+        False,
+        2,
+    ),
     Figure("- barrier of two tasks on one host", "arrow", "barrier_us", "us", 100, True),
     Figure("- 10,000 batches of 64 tasks as one table", "arrow", "concat_ms", "ms", 50, True),
     Figure(
@@ -419,6 +438,8 @@ PARTS = (
     ("arrow", "first_table_ms"),
     ("arrow", "parquet_s"),
     ("arrow_copies", "mutants_s"),
+    ("state", "writes_per_s"),
+    ("state", "atomic_scan_s"),
     ("master", "master_us"),
     ("master", "saturates_at_tasks_per_s"),
     ("master", "machine_us_1"),

@@ -13,7 +13,7 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,6 +154,21 @@ class TableView:
             txn.put(_END.pack(end_us) + key, b"", db=ends)
         if (garbage := garbage_of(before, row)) is not None:
             txn.put(garbage, b"\0")
+
+    def write_all(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Replace or remove rows in the order of their keys; the callers have marked garbage."""
+        txn, ends = self.txn, self._tables.ends
+        if txn.stat(ends)["entries"]:
+            for key, row in rows:
+                self.write(key, row)
+            return
+        left = list(rows)  # without ends, replaced rows do not matter
+        txn.cursor().putmulti([item for item in left if item[1] is not None])
+        for key, row in left:
+            if row is None:
+                txn.delete(key)
+            elif (end_us := end_of(row)) is not None:
+                txn.put(_END.pack(end_us) + key, b"", db=ends)
 
     def rows(self, first: bytes, last: bytes | None) -> Iterator[Row]:
         cursor = self.txn.cursor()

@@ -157,7 +157,10 @@ class BufferedRows:
         self._logs.clear()
 
     def write(self, writes: Writes) -> None:
-        """Replace rows, together, and log that; raises OSError, and then this process must end."""
+        """Replace rows, together, and log that; `flush` must follow before anybody learns of it.
+
+        Raises OSError, and then this process must end.
+        """
         self.number += 1
         self._log.append(pack_record(self.number, writes))
         recent = self._recent
@@ -171,8 +174,12 @@ class BufferedRows:
             elif len(recent.rows) > WAIT_ROWS or self._log.size_bytes > WAIT_BYTES:
                 self._wait()
 
+    def flush(self) -> None:
+        """Let all that was written survive the end of this process; raises OSError."""
+        self._log.flush()
+
     def sync(self) -> None:
-        """Make all that was written durable; another thread may call it. Raises OSError."""
+        """Make all that was flushed durable; another thread may call it. Raises OSError."""
         for log in (*self._logs, self._log):
             log.sync()
 
@@ -213,6 +220,7 @@ class BufferedRows:
         """Let a thread commit all changes so far, unless a commit is under way."""
         if self._committing is not None:
             return
+        self._log.flush()
         self._committing, self._recent = self._recent, Layer()
         self.layers.layers = [self._recent, self._committing]
         self._logs = [self._log]
@@ -235,8 +243,7 @@ class BufferedRows:
         try:
             with self._tables.begin(write=True) as txn:
                 view = TableView(self._tables, txn, 0)
-                for key, row in sorted(layer.rows.items()):
-                    view.write(key, row)
+                view.write_all(sorted(layer.rows.items()))
                 txn.put(_APPLIED, _NUMBER.pack(number), db=self._tables.about)
         except lmdb.Error as error:
             raise translated(error, self.name) from error

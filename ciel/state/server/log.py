@@ -77,9 +77,11 @@ class Log:
         self._fd = os.open(path, flags | (os.O_CREAT | os.O_TRUNC if is_new else 0), 0o600)
         self._using = threading.Lock()
         self._is_name_durable = False
+        self._waiting: list[bytes] = []
         self.size_bytes = 0
         if is_new:
             self.append(HEADER)
+            self.flush()
 
     def records(self) -> Iterator[tuple[int, dict[bytes, bytes | None]]]:
         """Yield the records. An incomplete one at the end is left out. Raises BaseUrlError."""
@@ -97,17 +99,23 @@ class Log:
             )
 
     def append(self, record: bytes) -> None:
-        """Hand a record to the operating system, so that it survives the end of this process."""
+        """Add a record; `flush` makes it survive the end of this process."""
         self.size_bytes += len(record)
-        written = os.write(self._fd, record)
-        while written < len(record):
-            written += os.write(self._fd, memoryview(record)[written:])
+        self._waiting.append(record)
+
+    def flush(self) -> None:
+        """Hand all records to the operating system."""
+        if self._waiting:
+            data, self._waiting = b"".join(self._waiting), []
+            written = os.write(self._fd, data)
+            while written < len(data):
+                written += os.write(self._fd, memoryview(data)[written:])
 
     def sync(self) -> None:
-        """Make all records durable; another thread may call it. A removed log needs no sync."""
+        """Make all flushed records durable; another thread may call it."""
         with self._using:
             if self._fd < 0:
-                return
+                return  # LMDB has the records
             os.fdatasync(self._fd)
             if not self._is_name_durable:
                 sync_directory(self.path.parent)

@@ -212,6 +212,9 @@ class KvService:
             self.on_failed(f"{self._rows.name} cannot be written: {error.strerror}")
             return
         self._active[connection] = None
+        self._schedule_end()
+
+    def _schedule_end(self) -> None:
         if not self._is_ending_tick:
             self._is_ending_tick = True
             self.reactor.soon(self._end_tick)
@@ -231,6 +234,11 @@ class KvService:
                 connection.replies.append(encode(push, session.protocol))
                 self._active[connection] = None
         active, self._active = self._active, {}
+        try:
+            self._rows.flush()
+        except OSError as error:
+            self.on_failed(f"{self._rows.name} cannot be written: {error.strerror}")
+            return
         if self._sync != ALWAYS or (not self._held and self._rows.number == self._durable):
             for connection in active:
                 connection.send()
@@ -259,9 +267,7 @@ class KvService:
         except OSError as error:
             self.on_failed(f"{self._rows.name} cannot be written: {error.strerror}")
         self._drop_strangers()
-        if server.pushes and not self._is_ending_tick:
-            self._is_ending_tick = True
-            self.reactor.soon(self._end_tick)
+        self._schedule_end()
 
     def _repeat(self, call: Callable[[], object], every_s: float) -> None:
         repeated = LoopingCall(call)

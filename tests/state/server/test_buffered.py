@@ -43,6 +43,7 @@ def test_rows_agree_with_a_dictionary_across_commits_and_restarts(tmp_path: Path
             key = b"%d" % random.randrange(300)
             writes[key] = None if random.random() < 0.3 else pack_row(b"%d" % round_, None)
         rows.write(writes)
+        rows.flush()
         model.update(writes)
         match random.randrange(12):
             case 0:
@@ -84,6 +85,7 @@ def crashed(where: Path, change: Callable[[Path], object]) -> BufferedRows:
     rows, _ = open_rows(where)
     for number in range(5):
         rows.write({b"%d" % number: b"\0x"})
+    rows.flush()
     copy = where.with_name("copy")
     shutil.copytree(where, copy)
     rows.close()
@@ -134,6 +136,7 @@ def test_records_after_a_lost_one_are_dropped(tmp_path: Path) -> None:
     rows.checkpoint()
     rows.write({b"b": b"\x001"})
     rows.write({b"c": b"\x001"})
+    rows.flush()
     where = tmp_path / "copy"
     where.mkdir()
     for path in sorted((tmp_path / "base").glob("*.log")):
