@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from ciel.state.batches import Delete, Increment, Put, Row, Same, Step, end_of_prefix
+from ciel.state.batches import (
+    Delete,
+    Increment,
+    Put,
+    Row,
+    Same,
+    Step,
+    end_of_prefix,
+    number_of,
+)
 from ciel.state.errors import RefusedError
 from ciel.state.interface import Base
 from ciel.state.leases import LEASE_S, WAKE_S, Lease
@@ -90,6 +99,16 @@ class Queue:
             first = int(last or 0) - len(contents)
             keys = [self._entries + b"%020d" % (first + place) for place in range(len(contents))]
             self._base.apply([Put(*row) for row in zip(keys, contents, strict=True)])
+
+    def steps_to_put(
+        self, read: Callable[[bytes], bytes | None], values: Iterable[Any]
+    ) -> list[Put]:
+        """Return steps that append values, for a batch that refuses changes of the values read."""
+        last = number_of(self._tail, read(self._tail))
+        contents = [self._values.encode(value) for value in values]
+        steps = [Put(self._entries + b"%020d" % (last + place), content)
+                 for place, content in enumerate(contents)]  # fmt: skip
+        return [*steps, Put(self._tail, b"%d" % (last + len(contents)))] if steps else []
 
     def get(self, timeout_s: float | None = None) -> Any:
         """Remove an entry, and return its value. Raises `queue.Empty` after the timeout.

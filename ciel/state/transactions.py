@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -28,6 +28,7 @@ from ciel.state.batches import (
 from ciel.state.errors import ChangedError, KeyMissingError, KvError
 from ciel.state.interface import Base
 from ciel.state.names import Names, Where
+from ciel.state.queues import Queue
 from ciel.state.values import Values
 
 T = TypeVar("T")
@@ -105,6 +106,11 @@ class Transaction:
         self._write(Delete(self._names.key(key)))
 
     __delitem__ = delete
+
+    def put_many(self, queue: Queue, values: Iterable[Any]) -> None:
+        """Append values to a queue of the same base; they become visible with the transaction."""
+        for step in queue.steps_to_put(self._view.get, values):
+            self._write(step)
 
     def __enter__(self) -> Self:
         if self._request is not None:

@@ -265,6 +265,22 @@ def test_waiting_client_gets_an_entry(kv: KeyValues) -> None:
         assert waiting.result() == 7
 
 
+def test_transaction_appends_to_a_queue(kv: KeyValues) -> None:
+    work = kv.queue("work")
+    work.put(0)
+    with kv.transaction() as t:
+        t["seen"] = True
+        t.put_many(work, [1, 2])
+        t.put_many(work, [])
+        t.put_many(work, [3])
+        assert len(work) == 1
+    work.put(4)
+    with pytest.raises(ChangedError):
+        carry_out(kv, lambda t: in_turn(lambda: t.put_many(work, [9]), lambda: work.put(5)))
+    assert [work.get(timeout_s=0) for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+    assert len(work) == 0
+
+
 def test_claimed_entry_is_confirmed_or_comes_back(kv: KeyValues) -> None:
     work = kv.queue("work")
     work.put_many([1, 2])

@@ -82,7 +82,8 @@ class LocalCluster(Shown):
     the master's process loses nothing even with `off`; the journal ends with the cluster. With None
     no journal is kept, and the cluster ends with its master. `resumable`: the journal, and a link
     to the work directories of the workers, are in `directory`, and stay there when the cluster
-    ends. Then a cluster with the same directory and `identity` continues the jobs.
+    ends. Then a cluster with the same directory and `identity` continues the jobs. `kv`: it has a
+    key-value base, in `directory`.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class LocalCluster(Shown):
         start_timeout_s: float = START_TIMEOUT_S,
         journal_sync: str | None = OFF,
         resumable: bool = False,
+        kv: bool = False,
     ) -> None:
         if journal_sync not in (None, *SYNC_MODES):
             raise ValueError(f"journal_sync is None or one of {SYNC_MODES}, not {journal_sync!r}")
@@ -141,6 +143,7 @@ class LocalCluster(Shown):
                 run = RunDirectory(environ)
                 self._undo.callback(run.release)
             self.directory = directory or run.path
+            self._switches += ["--kv", f"lmdb:{self.directory / 'kv'}"] if kv else []
             self._open(self._undo, listen, workers, time.monotonic() + start_timeout_s)
         except BaseException as error:
             self._undo.close()

@@ -56,6 +56,11 @@ def test_words(shared_cluster: TwoSlots) -> None:
     assert [(word, int(count)) for count, word in map(str.split, lines)] == most
 
 
+def test_crawler(home: Home) -> None:
+    lines = printed(home, "crawler").splitlines()
+    assert lines == ["40 pages", "    40 /0", *(f"     1 /{n}" for n in (1, 10, 11, 12))]
+
+
 @pytest.mark.slow
 def test_arrays(home: Home) -> None:
     """The example starts its own cluster, with a store in memory."""
