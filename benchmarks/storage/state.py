@@ -16,8 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +61,7 @@ def against_redis(where: Path) -> dict[str, float]:
     """Compare `ciel-kv` with redis-server; both hand writes to the operating system."""
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        daemon = stack.enter_context(_daemon(where))
+        daemon = stack.enter_context(KvDaemon(where, "--sync", "interval"))
         theirs = stack.enter_context(redis_server(where.parent, "--appendonly", "yes"))
         for _ in range(ROUNDS):
             for name, port, password in (
@@ -82,7 +82,7 @@ def against_redis(where: Path) -> dict[str, float]:
 
 def scans(where: Path) -> dict[str, float]:
     """Compare eight writers alone with the same beside a scan of one moment each second."""
-    with _daemon(where) as daemon:
+    with KvDaemon(where, "--sync", "interval") as daemon:
         with daemon.base() as base:
             rows = [Put(b"row%08d" % number, b"%d" % number) for number in range(SCANNED_ROWS)]
             base.apply(rows)
@@ -133,15 +133,6 @@ def _ask(port: int, password: str, clients: int, requests: int) -> dict[str, flo
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"(SET|GET): ([\d.]+) requests per second", shown)
     return {operation.lower(): float(rate) for operation, rate in found}
-
-
-@contextmanager
-def _daemon(where: Path) -> Iterator[KvDaemon]:
-    daemon = KvDaemon(where, "--sync", "interval")
-    try:
-        yield daemon
-    finally:
-        daemon.end()
 
 
 def _rate(call: Callable[[], object], count: int) -> float:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from math import inf
 from pathlib import Path
 
@@ -100,17 +101,14 @@ def test_faulty_base_is_found(faulty: type[MemoryBase]) -> None:
 
 
 def test_daemon_that_is_killed_is_linearizable(tmp_path: Path) -> None:
-    daemon = KvDaemon(tmp_path / "base", "--sync", "off")
-    bases = [daemon.base() for _ in range(4)]
-    kills, is_killing = iter(range(2)), threading.Lock()
+    with KvDaemon(tmp_path / "base", "--sync", "off") as daemon, ExitStack() as stack:
+        bases = [stack.enter_context(daemon.base()) for _ in range(4)]
+        kills, is_killing = iter(range(2)), threading.Lock()
 
-    def pause(random: object) -> None:
-        with is_killing:
-            if next(kills, None) is not None:
-                daemon.kill()
-                daemon.start()
+        def pause(random: object) -> None:
+            with is_killing:
+                if next(kills, None) is not None:
+                    daemon.kill()
+                    daemon.start()
 
-    assert is_linearizable(record(list(bases), KEYS, 40, 1, pause))
-    for base in bases:
-        base.close()
-    daemon.end()
+        assert is_linearizable(record(list(bases), KEYS, 40, 1, pause))

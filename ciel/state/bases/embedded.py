@@ -130,16 +130,23 @@ def open_lmdb(url: SplitResult, key: Key | None) -> Base:
 
 class _Moment(Snapshot):
     def __init__(self, view: TableView) -> None:
-        self._view = view
+        self._view: TableView | None = view
 
     def get(self, key: bytes) -> bytes | None:
-        return self._view.get(key)
+        return self._open_view().get(key)
 
     def rows(self, first: bytes = b"", last: bytes | None = None) -> Iterator[Row]:
-        return self._view.rows(first, end_of_scan(last))
+        return self._open_view().rows(first, end_of_scan(last))
 
     def close(self) -> None:
-        self._view.txn.abort()
+        view, self._view = self._view, None  # LMDB counts a reader as long as its object lives
+        if view is not None:
+            view.txn.abort()
+
+    def _open_view(self) -> TableView:
+        if self._view is None:
+            raise KvError("the snapshot is closed")
+        return self._view
 
 
 class _Poll(Watch):

@@ -48,6 +48,7 @@ class Tables:
                 sync=is_synced, metasync=is_synced, writemap=not is_synced,
                 readahead=False,
             )  # fmt: skip
+            self.env.reader_check()  # killed readers would keep old pages for ever
             self.rows = self.env.open_db(b"rows")
             self.ends = self.env.open_db(b"ends")
             self.about = self.env.open_db(b"about")
@@ -68,7 +69,13 @@ class Tables:
             )
 
     def begin(self, *, write: bool) -> Any:
-        return self.env.begin(write=write, db=self.rows)
+        """Begin a transaction; raises lmdb.Error."""
+        try:
+            return self.env.begin(write=write, db=self.rows)
+        except lmdb.ReadersFullError:
+            if not self.env.reader_check():
+                raise
+            return self.env.begin(write=write, db=self.rows)
 
     def close(self) -> None:
         self.env.close()

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from ciel.access.keys import Key
 from ciel.state.bases.remote import RemoteBase
@@ -35,7 +35,9 @@ def spawn(arguments: list[str], environment: dict[str, str]) -> Process:
 
 
 class KvDaemon:
-    """A `ciel-kv` of the base in a directory. It keeps its key and its port across restarts."""
+    """A `ciel-kv` of the base in a directory, for a `with`. It keeps its key and its port across
+    restarts.
+    """
 
     def __init__(
         self, directory: Path, *options: str,
@@ -48,6 +50,12 @@ class KvDaemon:
         self._spawn = spawn
         self._process: Process | None = None
         self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     @property
     def pid(self) -> int:

@@ -24,9 +24,8 @@ needs_redis = pytest.mark.skipif(REDIS is None, reason="redis-server is not inst
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KvDaemon]:
-    daemon = KvDaemon(tmp_path_factory.mktemp("kv") / "base", "--sync", "off")
-    yield daemon
-    daemon.end()
+    with KvDaemon(tmp_path_factory.mktemp("kv") / "base", "--sync", "off") as daemon:
+        yield daemon
 
 
 @pytest.fixture
