@@ -134,6 +134,14 @@ def test_cluster_without_a_base_says_so(capfd: pytest.CaptureFixture[str]) -> No
             client.submit(lambda: ciel.kv("a")).result(30)
 
 
+@pytest.mark.parametrize("daemon", ["master", "worker"])
+def test_daemon_refuses_a_url_of_no_base(daemon: str) -> None:
+    command = [sys.executable, "-m", f"ciel.cli.daemons.{daemon}", "--kv", "none:x"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--kv: kv 'none': not installed (there is: ciel-kv, etcd, lmdb" in done.stderr
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 

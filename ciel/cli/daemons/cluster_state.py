@@ -6,15 +6,18 @@ that it does not know any more.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from twisted.internet.defer import inlineCallbacks
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThread
 
+from ciel import plugins
 from ciel.access.keys import Key, Role
 from ciel.cli.daemons.process import log
 from ciel.execution.environment import KV_KEY_FILE, KV_URL
@@ -24,6 +27,16 @@ from ciel.state.finding import open_base
 from ciel.state.names import JOBS, job_of, prefix_of_job
 
 SWEEP_S: Final = 5.0
+
+
+def kv_url(text: str) -> str:
+    """Check the URL of a base (an argparse type); empty: there is none."""
+    try:
+        if text:
+            plugins.load("ciel.kv", urlsplit(text).scheme)
+    except (plugins.PluginError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{error}; `pip install 'ciel[kv]'`?") from None
+    return text
 
 
 def kv_environment(url: str, directory: Path, key: Key) -> dict[str, str]:

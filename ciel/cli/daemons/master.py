@@ -22,7 +22,7 @@ from ciel.access.pruning import try_prune_ended
 from ciel.access.settings import require_safe_listen
 from ciel.cli.daemons.addresses import advertised, host_and_port, reachable_address, with_port
 from ciel.cli.daemons.channels import add_channel_options, open_channels, poll_s
-from ciel.cli.daemons.cluster_state import JobState
+from ciel.cli.daemons.cluster_state import JobState, kv_url
 from ciel.cli.daemons.compactor import COMPACT_FROM_BYTES, Compactor
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import report_failure, report_ready
@@ -120,6 +120,7 @@ def parser() -> argparse.ArgumentParser:
     _add_memory_options(parse)
     add(
         "--kv",
+        type=kv_url,
         metavar="URL",
         default="",
         help="the key-value base of the cluster, about which clients ask; workers need the same",

@@ -26,7 +26,7 @@ from ciel.cli.daemons.addresses import (
     with_port,
 )
 from ciel.cli.daemons.channels import WORKER_POLL_US, add_channel_options, open_channels, poll_s
-from ciel.cli.daemons.cluster_state import kv_environment
+from ciel.cli.daemons.cluster_state import kv_environment, kv_url
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
 from ciel.cli.daemons.lifeline import report_failure, report_ready
@@ -169,7 +169,7 @@ def parser() -> argparse.ArgumentParser:
         help="which URLs the worker fetches when clients request it by HTTP: off (default), https, "
         "or any",
     )
-    add("--kv", metavar="URL", default="", help="the key-value base that tasks use")
+    add("--kv", type=kv_url, metavar="URL", default="", help="the key-value base that tasks use")
     add("--open-healthz", action="store_true", help="answer /healthz without a key")
     add_channel_options(parse)
     add("--log", metavar="FILE", help="the log file (default: standard error)")
