@@ -237,7 +237,7 @@ class BufferedRows:
             reason = str(error)
             self._call(lambda: self.on_failed(reason))
         else:
-            self._call(self._committed)
+            self._call(lambda: self._committed(layer))
 
     def _commit(self, layer: Layer, number: int) -> None:
         try:
@@ -248,9 +248,9 @@ class BufferedRows:
         except lmdb.Error as error:
             raise translated(error, self.name) from error
 
-    def _committed(self) -> None:
-        """Look into LMDB for what the thread has committed, from now on."""
-        if self._committing is None:
+    def _committed(self, layer: Layer) -> None:
+        """Look into LMDB for a layer that the thread has committed, from now on."""
+        if self._committing is not layer:
             return  # `_wait` was faster
         self._committing = None
         self.layers.txn.abort()
@@ -264,7 +264,8 @@ class BufferedRows:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._committed()
+            if self._committing is not None:
+                self._committed(self._committing)
 
     def _new_log(self, directory: Path) -> Log:
         return Log(directory / f"{self.number:020}.log", is_new=True)

@@ -64,10 +64,14 @@ class Connection:
         else:
             self.close()
 
-    def send(self) -> None:
-        """Send the replies, as far as the socket takes them."""
-        data = b"".join(self.replies)
-        self.replies.clear()
+    def take_replies(self) -> list[bytes]:
+        """Return the replies of this tick, and forget them."""
+        replies, self.replies = self.replies, []
+        return replies
+
+    def send(self, replies: list[bytes]) -> None:
+        """Send replies, as far as the socket takes them."""
+        data = b"".join(replies)
         if not self.is_open:
             return
         if self._output:
@@ -177,9 +181,8 @@ class KvService:
         self._connections[connection.session] = connection
         if len(self._connections) > self._clients_max:
             failure = Failure("ERR", f"max number of clients reached: {self._clients_max:,}")
-            connection.replies.append(encode(failure, 2))
             connection.session.is_ending = True
-            connection.send()
+            connection.send([encode(failure, 2)])
             return
         self._strangers[connection] = None
         if len(self._strangers) > STRANGERS_MAX:
@@ -241,11 +244,9 @@ class KvService:
             return
         if self._sync != ALWAYS or (not self._held and self._rows.number == self._durable):
             for connection in active:
-                connection.send()
+                connection.send(connection.take_replies())
             return
-        replies = [(connection, connection.replies) for connection in active]
-        for connection in active:
-            connection.replies = []
+        replies = [(connection, connection.take_replies()) for connection in active]
         self._held.append((self._rows.number, replies))
         self._syncing.request(self._rows.number)
 
@@ -256,8 +257,7 @@ class KvService:
         self._durable = max(self._durable, number)
         while self._held and self._held[0][0] <= self._durable:
             for connection, replies in self._held.popleft()[1]:
-                connection.replies[:0] = replies
-                connection.send()
+                connection.send(replies)  # not those of the present tick, which is not durable yet
 
     def _sweep(self) -> None:
         server = self.server

@@ -80,6 +80,26 @@ def test_snapshot_stays_while_rows_change_and_are_committed(tmp_path: Path) -> N
     rows.close()
 
 
+def test_commit_that_was_waited_for_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    rows, calls = open_rows(tmp_path / "base")
+    rows.write({b"a": b"\0x"})
+    rows.checkpoint()
+    rows._wait()
+    rows.write({b"b": b"\0x"})
+    rows.checkpoint()
+    thread, _ = rows._thread, rows._committing
+    late = calls.waiting.pop(0)  # of the first commit
+    late()
+    assert rows._committing is not None
+    assert [key for key, _ in rows.layers.range(b"", None)] == [b"a", b"b"]
+    assert thread is not None
+    thread.join()
+    calls.run()
+    assert rows._committing is None
+    assert [key for key, _ in rows.layers.range(b"", None)] == [b"a", b"b"]
+    rows.close()
+
+
 def crashed(where: Path, change: Callable[[Path], object]) -> BufferedRows:
     """Open a copy of a base, as a killed process has left it, with a change to its log."""
     rows, _ = open_rows(where)
