@@ -18,7 +18,7 @@ from urllib.parse import SplitResult
 import orjson
 
 from ciel.access.keys import Key
-from ciel.state.bases.numbers import TIMEOUT_S, Numbers, persist
+from ciel.state.bases.of_server import TIMEOUT_S, ServerBase
 from ciel.state.batches import (
     Overlay,
     Request,
@@ -31,7 +31,7 @@ from ciel.state.batches import (
     end_of_prefix,
     keys_of,
 )
-from ciel.state.errors import BaseClosedError, BaseUrlError, KvError, LimitError
+from ciel.state.errors import BaseUrlError, KvError, LimitError
 from ciel.state.interface import Base, Capabilities, Snapshot, Watch, end_of_scan
 
 T = TypeVar("T")
@@ -39,7 +39,6 @@ STEPS_MAX: Final = 120
 BATCH_BYTES: Final = 1_400_000
 """Half of these bytes are added by the encoding; etcd accepts 2 MiB."""
 _PAGE_ROWS: Final = 1000
-_LOST: Final = (OSError, http.client.HTTPException)
 
 
 class _Stored(NamedTuple):
@@ -49,21 +48,19 @@ class _Stored(NamedTuple):
     revision: int
 
 
-class EtcdBase(Base):
+class EtcdBase(ServerBase):
     """A client of etcd. Lifetimes are whole seconds, and etcd makes short ones longer."""
 
     capabilities = Capabilities(steps_max=STEPS_MAX, batch_max_bytes=BATCH_BYTES)
+    lost = (OSError, http.client.HTTPException)
 
     def __init__(self, host: str, port: int, timeout_s: float = TIMEOUT_S) -> None:
-        self.name = f"the etcd at {host}:{port}"
+        super().__init__(f"the etcd at {host}:{port}", timeout_s)
         self.address = host, port
-        self._timeout_s = timeout_s
-        self._numbers = Numbers()
         self._idle: list[http.client.HTTPConnection] = []
-        self._is_closed = False
 
     def close(self) -> None:
-        self._is_closed = True
+        super().close()
         while self._idle:
             self._idle.pop().close()
 
@@ -175,10 +172,7 @@ class EtcdBase(Base):
 
     def call(self, path: str, body: Any) -> Any:
         """Return the answer to a request; raises KvError."""
-        self.check_open()
-        return persist(
-            lambda: self._post(path, body), _LOST, self.name, self.check_open, self._timeout_s
-        )
+        return self.persist(lambda: self._post(path, body))
 
     def _post(self, path: str, body: Any) -> Any:
         try:
@@ -189,7 +183,7 @@ class EtcdBase(Base):
             connection.request("POST", f"/v3/{path}", orjson.dumps(body))
             response = connection.getresponse()
             content = response.read()
-        except _LOST:
+        except self.lost:
             connection.close()
             raise
         if self._is_closed:
@@ -199,11 +193,6 @@ class EtcdBase(Base):
         if response.status != http.client.OK:
             raise KvError(f"{self.name}: {_error_of(content)}")
         return orjson.loads(content)
-
-    def check_open(self) -> None:
-        """Raise BaseClosedError if this client is closed."""
-        if self._is_closed:
-            raise BaseClosedError(self.name)
 
 
 class _Revision(Snapshot):
@@ -253,7 +242,7 @@ class _Stream(Watch):
                 while line := response.readline():
                     if orjson.loads(line).get("result", {}).get("events"):
                         self._changed.set()
-            except (*_LOST, ValueError, AttributeError):
+            except (*EtcdBase.lost, ValueError, AttributeError):
                 pass  # it was closed, or etcd was restarted
             self._connection.close()
             if not self._is_closed:

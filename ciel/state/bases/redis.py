@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ciel.access.keys import Key
-from ciel.state.bases.numbers import TIMEOUT_S, Numbers, persist
+from ciel.state.bases.of_server import TIMEOUT_S, ServerBase
 from ciel.state.batches import (
     RESERVED,
     Overlay,
@@ -33,18 +33,19 @@ from ciel.state.batches import (
     check,
     keys_of,
 )
-from ciel.state.errors import BaseClosedError, DeniedError, KvError, LackingError
+from ciel.state.errors import DeniedError, KvError, LackingError
 from ciel.state.interface import Base, Capabilities, Watch, end_of_scan
 
 CHANNEL: Final = b"ciel.changed"
 """The channel on which clients tell each other which keys have changed."""
 _SCAN_KEYS: Final = 1000
 _PAUSE_S: Final = 0.002
-_LOST: Final = (redis.ConnectionError, redis.TimeoutError)
 
 
-class RedisBase(Base):
+class RedisBase(ServerBase):
     """A client of Redis. Its rows are strings of Redis, under the same keys."""
+
+    lost = (redis.ConnectionError, redis.TimeoutError)
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         """Connect; raises KvError."""
@@ -52,19 +53,17 @@ class RedisBase(Base):
             url, retry=Retry(NoBackoff(), 0), socket_timeout=timeout_s, protocol=2
         )
         address = self._client.connection_pool.connection_kwargs
-        self.name = f"the Redis at {address.get('host', address.get('path'))}"
-        if "port" in address:
-            self.name += f":{address['port']}"
-        self._timeout_s = timeout_s
-        self._numbers = Numbers()
-        self._is_closed = False
+        place = f":{address['port']}" if "port" in address else ""
+        super().__init__(
+            f"the Redis at {address.get('host', address.get('path'))}{place}", timeout_s
+        )
         info: Any = self._call(lambda: self._client.info("persistence"))
         self.capabilities = Capabilities(
             is_ordered=False, has_atomic_scan=False, is_durable=bool(info.get("aof_enabled"))
         )
 
     def close(self) -> None:
-        self._is_closed = True
+        super().close()
         self._client.close()
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -128,20 +127,14 @@ class RedisBase(Base):
         return subscription
 
     def _call(self, call: Any) -> Any:
-        self.check_open()
         try:
-            return persist(call, _LOST, self.name, self.check_open, self._timeout_s)
+            return self.persist(call)
         except redis.AuthenticationError as error:
             raise DeniedError(f"{self.name}: {error}") from None
         except redis.WatchError:
             raise
         except redis.RedisError as error:
             raise KvError(f"{self.name}: {error}") from None
-
-    def check_open(self) -> None:
-        """Raise BaseClosedError if this client is closed."""
-        if self._is_closed:
-            raise BaseClosedError(self.name)
 
 
 class _Subscription(Watch):
@@ -151,9 +144,7 @@ class _Subscription(Watch):
         self._open()
 
     def _open(self) -> None:
-        self._subscription = persist(
-            self._base.subscribe, _LOST, self._base.name, self._base.check_open
-        )
+        self._subscription = self._base.persist(self._base.subscribe)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -161,7 +152,7 @@ class _Subscription(Watch):
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             try:
                 message = self._subscription.get_message(timeout=left_s)
-            except _LOST:
+            except self._base.lost:
                 self._open()
                 return True  # changes meanwhile were not reported
             if message is not None and self._concerns(message["data"]):

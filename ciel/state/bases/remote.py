@@ -15,12 +15,11 @@ from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult
 
 from ciel.access.keys import Key, Role, Side, matches, proof
-from ciel.state.bases.numbers import TIMEOUT_S, persist
+from ciel.state.bases.of_server import TIMEOUT_S, ServerBase
 from ciel.state.bases.replies import Pushed, Replies, ReplyError, pack_command
 from ciel.state.bases.wire import REASONS, pack_steps
 from ciel.state.batches import Request, Result, Row, Step, check
 from ciel.state.errors import (
-    BaseClosedError,
     BaseUrlError,
     DeniedError,
     KvError,
@@ -77,21 +76,20 @@ class Link:
         self._socket = self._replies = None
 
 
-class RemoteBase(Base):
+class RemoteBase(ServerBase):
     """The client of a `ciel-kv`."""
 
     capabilities = Capabilities()
+    lost = (OSError,)
 
     def __init__(self, host: str, port: int, key: Key, timeout_s: float = TIMEOUT_S) -> None:
-        self.name = f"the base at {host}:{port}"
+        super().__init__(f"the base at {host}:{port}", timeout_s)
         self._address = host, port
         self._key = key.derive(Role.KV) or key
-        self._timeout_s = timeout_s
         self._idle: list[Link] = []
-        self._is_closed = False
 
     def close(self) -> None:
-        self._is_closed = True
+        super().close()
         while self._idle:
             self._idle.pop().close()
 
@@ -116,7 +114,7 @@ class RemoteBase(Base):
         with self._link() as held:
             own = request or held.link.next_request()
             try:
-                return self._persist(lambda: send(held.link, own))
+                return self.persist(lambda: send(held.link, own))
             except ReplyError as error:
                 raise self._translated(error, steps, own) from None
 
@@ -128,31 +126,27 @@ class RemoteBase(Base):
     def snapshot(self) -> Snapshot:
         held = self._link()
         try:
-            number = self._persist(lambda: held.link.ask(b"CIEL.SNAPSHOT"))
+            number = self.persist(lambda: held.link.ask(b"CIEL.SNAPSHOT"))
         except ReplyError as error:
             held.release()
             raise KvError(f"{self.name}: {error}") from None
         return _RemoteSnapshot(self, held, b"%d" % number)
 
     def watch(self, prefix: bytes) -> Watch:
-        self._check_open()
+        self.check_open()
         return _RemoteWatch(self, Link(self._connect), prefix)
 
     # --- connections ------------------------------------------------------------------------------
 
-    def persist(self, call: Callable[[], T]) -> T:
-        """Call until the base answers; raises UnreachableError after the timeout."""
-        return self._persist(call)
-
     def _ask(self, *parts: bytes) -> Any:
         with self._link() as held:
             try:
-                return self._persist(lambda: held.link.ask(*parts))
+                return self.persist(lambda: held.link.ask(*parts))
             except ReplyError as error:
                 raise self._translated(error, (), None) from None
 
     def _link(self) -> HeldLink:
-        self._check_open()
+        self.check_open()
         try:
             link = self._idle.pop()
         except IndexError:
@@ -165,9 +159,6 @@ class RemoteBase(Base):
             link.close()
         else:
             self._idle.append(link)
-
-    def _persist(self, call: Callable[[], T]) -> T:
-        return persist(call, OSError, self.name, self._check_open, self._timeout_s)
 
     def _connect(self) -> socket.socket:
         connected = socket.create_connection(self._address, REPLY_S)
@@ -207,10 +198,6 @@ class RemoteBase(Base):
         if error.code in _DENIED:
             return DeniedError(f"{self.name}: {error.text}")
         return KvError(f"{self.name}: {error}")
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise BaseClosedError(self.name)
 
 
 class HeldLink:
