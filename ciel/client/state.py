@@ -19,5 +19,6 @@ def base_url(client: JobClient) -> str:
 
 def open_kv(client: JobClient, name: str, job_id: str = "") -> KeyValues:
     """Open the rows of a name, of all names without one; raises KvError."""
-    key = client.location.key
-    return open_at(base_url(client), name, key.derive(Role.KV) or key, job_id)
+    where = client.location
+    key = where.key.derive(Role.KV) or where.key
+    return open_at(base_url(client), name, key, where.cluster_id, job_id)

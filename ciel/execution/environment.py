@@ -21,7 +21,8 @@ bytes, so TMPDIR must leave some for the socket's name.
 """
 KV_URL = "CIEL_KV"
 KV_KEY_FILE = "CIEL_KV_KEY_FILE"
-"""The URL of the key-value base for tasks, and the path of a file with its key."""
+KV_CLUSTER = "CIEL_KV_CLUSTER"
+"""The URL of the key-value base, the path of a file with its key, and the id of the cluster."""
 SECRET_NAMES = frozenset(("CIEL_ACCESS", "CIEL_KEY"))
 SECRET_PARTS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE_KEY", "API_KEY")
 

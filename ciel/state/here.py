@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ciel.access.errors import MalformedKeyError
 from ciel.access.keys import Key
-from ciel.execution.environment import KV_KEY_FILE, KV_URL
+from ciel.execution.environment import KV_CLUSTER, KV_KEY_FILE, KV_URL
 from ciel.python.sessions import current_or_none
 from ciel.python.task_session import current_task
 from ciel.state.errors import NoBaseError
@@ -51,7 +51,7 @@ def rows_here(name: str, job_id: str = "") -> KeyValues:
     if not url:
         raise NoBaseError("its worker was started without one: ciel-worker --kv URL")
     key = key_here()
-    names = Names(name, job_id)
+    names = Names(name, os.environ.get(KV_CLUSTER, ""), job_id)
     return KeyValues(_base(url, key), names, Values(key), _uses.task_of, owns_base=False)
 
 

@@ -25,7 +25,7 @@ from ciel.state.errors import LackingError
 
 
 class Capabilities(NamedTuple):
-    """The guarantees of a base, besides those that all bases give.
+    """The guarantees that some bases lack.
 
     - `is_ordered`: scans return rows ordered by key.
     - `has_atomic_scan`: a scan can show one moment; a batch may have a `SameRange`.

@@ -1,8 +1,8 @@
 """Names of key-value bases within a store, and keys as texts.
 
 The rows named `scores` have keys that start with `scores:`, as users of Redis do it, and its locks
-and queues keys that start with `scores!`. The state of a job is named `@JOB/scores:`, and is
-removed with the job.
+and queues keys that start with `scores!`. The state of a job is named
+`@CLUSTER/JOB/scores:`, and is removed with the job.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Names:
     become characters as in `os.fsdecode`.
     """
 
-    def __init__(self, name: str, job_id: str = "") -> None:
+    def __init__(self, name: str, cluster_id: str = "", job_id: str = "") -> None:
         """Raise BaseNameError for a name that is not allowed. The empty name has all keys."""
         if name and not _NAME.fullmatch(name):
             raise BaseNameError(name)
-        job = prefix_of_job(job_id) if job_id else b""
+        job = prefix_of_job(cluster_id, job_id) if job_id else b""
         self._head = job + f"{name}:".encode() if name else job
         self._inner = job + f"{name}!".encode()
 
@@ -63,14 +63,19 @@ class Names:
                 yield text, value
 
 
-def prefix_of_job(job_id: str) -> bytes:
+def prefix_of_jobs(cluster_id: str) -> bytes:
+    """Return the prefix of the keys of all jobs of a cluster."""
+    return JOBS + cluster_id.encode() + b"/"
+
+
+def prefix_of_job(cluster_id: str, job_id: str) -> bytes:
     """Return the prefix of all keys of a job."""
-    return JOBS + job_id.encode() + b"/"
+    return prefix_of_jobs(cluster_id) + job_id.encode() + b"/"
 
 
 def job_of(key: bytes) -> str:
     """Return the id of the job that a key belongs to."""
-    return key[len(JOBS) :].partition(b"/")[0].decode(errors="replace")
+    return key.split(b"/", 2)[1].decode(errors="replace")
 
 
 def _encoded(key: str) -> bytes:

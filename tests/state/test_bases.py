@@ -1,5 +1,6 @@
 """Every base passes the conformance suite (KVB-2 to KVB-4)."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -67,8 +68,9 @@ class OfServer(KvSuite):
     def _empty(self) -> None:
         self.flush()
 
+    @abstractmethod
     def flush(self) -> None:
-        raise NotImplementedError
+        """Remove all rows of the server."""
 
 
 @pytest.mark.skipif(REDIS is None, reason="redis-server is not installed")

@@ -18,6 +18,7 @@ import pytest
 
 import ciel
 from ciel.cli.main import main
+from ciel.state.batches import Put
 from ciel.state.errors import NoBaseError
 from ciel.state.finding import open_base
 from ciel.testing.state.suite import wait_until
@@ -85,9 +86,12 @@ def test_rows_of_a_job_are_removed_with_it(tmp_path: Path) -> None:
             with client.kv("mine") as kv:
                 assert "a" not in kv
         with ciel.Client(cluster) as client, open_base(url) as base:
-            assert [key for key, _ in base.scan()] == [f"@{job}/mine:a".encode()]
+            other = b"@other/job/mine:a"  # of a cluster that shares the base
+            base.apply([Put(other, b"1")])
+            own = f"@{cluster.location.cluster_id}/{job}/mine:a".encode()
+            assert {key for key, _ in base.scan()} == {own, other}
             client.remove_job(job)
-            wait_until(lambda: not list(base.scan()))
+            wait_until(lambda: [key for key, _ in base.scan()] == [other])
 
 
 def twice() -> None:

@@ -20,11 +20,11 @@ from twisted.internet.threads import deferToThread
 from ciel import plugins
 from ciel.access.keys import Key, Role
 from ciel.cli.daemons.process import log
-from ciel.execution.environment import KV_KEY_FILE, KV_URL
+from ciel.execution.environment import KV_CLUSTER, KV_KEY_FILE, KV_URL
 from ciel.state.batches import Delete, end_of_prefix
 from ciel.state.errors import KeyMissingError, KvError
 from ciel.state.finding import open_base
-from ciel.state.names import JOBS, job_of, prefix_of_job
+from ciel.state.names import job_of, prefix_of_job, prefix_of_jobs
 
 SWEEP_S: Final = 5.0
 
@@ -39,7 +39,7 @@ def kv_url(text: str) -> str:
     return text
 
 
-def kv_environment(url: str, directory: Path, key: Key) -> dict[str, str]:
+def kv_environment(url: str, directory: Path, key: Key, cluster_id: str) -> dict[str, str]:
     """Return the variables for tasks; write the key of the role `kv` to a file in a directory.
 
     A worker that has only the key of its role opens bases with that.
@@ -51,18 +51,21 @@ def kv_environment(url: str, directory: Path, key: Key) -> dict[str, str]:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w") as file:
         file.write((key.derive(Role.KV) or key).text() + "\n")
-    return {KV_URL: url, KV_KEY_FILE: str(path)}
+    return {KV_URL: url, KV_KEY_FILE: str(path), KV_CLUSTER: cluster_id}
 
 
 class JobState:
     """Looks for rows of removed jobs now and then, in a thread.
 
     A job is known before its tasks can write, and no id is used twice. So a job that has rows and
-    is unknown afterwards was removed.
+    is unknown afterwards was removed. Rows of other clusters, which may share the base, stay.
     """
 
-    def __init__(self, reactor: Any, url: str, key: Key, is_known: Callable[[str], bool]) -> None:
+    def __init__(
+        self, reactor: Any, url: str, key: Key, cluster_id: str, is_known: Callable[[str], bool]
+    ) -> None:
         self._url = url
+        self._cluster_id = cluster_id
         self._key = key.derive(Role.KV) or key
         self._is_known = is_known
         self._repeated = LoopingCall(self._sweep)
@@ -86,19 +89,20 @@ class JobState:
     def _find(self) -> list[str]:
         """Return the ids of jobs that have rows."""
         found: list[str] = []
-        first, last = JOBS, end_of_prefix(JOBS)
+        jobs = prefix_of_jobs(self._cluster_id)
+        first, last = jobs, end_of_prefix(jobs)
         with open_base(self._url, self._key) as base:
             while (row := next(iter(base.scan(first, last)), None)) is not None:
                 found.append(job_of(row[0]))
-                first = end_of_prefix(prefix_of_job(found[-1])) or b"\xff"
+                first = end_of_prefix(prefix_of_job(self._cluster_id, found[-1])) or b"\xff"
                 if not base.capabilities.is_ordered:
-                    return list({job_of(key) for key, _ in base.scan(JOBS, last)})
+                    return list({job_of(key) for key, _ in base.scan(jobs, last)})
         return found
 
     def _remove(self, job_ids: list[str]) -> None:
         with open_base(self._url, self._key) as base:
             for job_id in job_ids:
-                prefix = prefix_of_job(job_id)
+                prefix = prefix_of_job(self._cluster_id, job_id)
                 for key, _ in base.scan(prefix, end_of_prefix(prefix)):
                     try:
                         base.apply([Delete(key)])

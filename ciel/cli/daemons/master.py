@@ -263,7 +263,7 @@ class Master:
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
         service.on_inconsistent = self._fail_inconsistent
-        self._serve_state(service, key)
+        self._serve_state(service, key, cluster_id)
         memory = self._serve_memory(service, restored, is_elected=bool(before))
         owner: Owner = ByRole(service, memory, None)
         if file_journal is not None:
@@ -319,12 +319,12 @@ class Master:
         self._closers.append(memory.close)
         return memory
 
-    def _serve_state(self, service: MasterService, key: Key) -> None:
+    def _serve_state(self, service: MasterService, key: Key, cluster_id: str) -> None:
         """Tell clients where the key-value base is, and remove the rows of removed jobs from it."""
         service.kv_url = url = self._options.kv
         if url:
             jobs = service.machine.jobs
-            state = JobState(self._reactor, url, key, lambda job_id: job_id in jobs)
+            state = JobState(self._reactor, url, key, cluster_id, lambda job_id: job_id in jobs)
             self._closers.append(state.close)
 
     def _compact(self, journal: FileJournal) -> None:

@@ -223,7 +223,7 @@ class Worker:
         spool.open()
         logs = JobLogs(reactor, spool.logs_directory(options.log))
         store = self._open_store()
-        launching = self._keep(Launching(reactor, ticks, self._environ(key), store.directories))
+        launching = self._keep(self._launching(ticks, key, cluster_id, store))
         transfers = self._keep(Transfers(reactor))
         executors = _executors_here()
         streams = self._keep(Streams(reactor))
@@ -465,9 +465,11 @@ class Worker:
         self._closers.append(peer_stores.close)
         return peer_stores
 
-    def _environ(self, key: Key) -> dict[str, str]:
-        """Return the variables that programs inherit."""
-        return inherited(os.environ) | kv_environment(self._options.kv, self._spool.path, key)
+    def _launching(self, ticks: Ticks, key: Key, cluster_id: str, store: ObjectStore) -> Launching:
+        """Start the launcher, with the variables that programs inherit."""
+        about = kv_environment(self._options.kv, self._spool.path, key, cluster_id)
+        environ = inherited(os.environ) | about
+        return Launching(self._reactor, ticks, environ, store.directories)
 
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)

@@ -1,1 +1,1 @@
-"""The bases: in memory, in LMDB, and those of servers."""
+"""Bases in memory and in LMDB, and clients of bases in servers."""

@@ -7,12 +7,13 @@ earlier revisions, so a snapshot is a number. It accepts at most 128 comparisons
 from __future__ import annotations
 
 import http.client
+import math
 import socket
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult
 
 import orjson
@@ -34,10 +35,9 @@ from ciel.state.batches import (
 from ciel.state.errors import BaseUrlError, KvError, LimitError
 from ciel.state.interface import Base, Capabilities, Snapshot, Watch, end_of_scan
 
-T = TypeVar("T")
 STEPS_MAX: Final = 120
 BATCH_BYTES: Final = 1_400_000
-"""Half of these bytes are added by the encoding; etcd accepts 2 MiB."""
+"""etcd accepts requests of 1.5 MiB."""
 _PAGE_ROWS: Final = 1000
 
 
@@ -117,7 +117,7 @@ class EtcdBase(ServerBase):
         if ttl_s == Overlay.KEPT:
             put["ignore_lease"] = True
         elif ttl_s is not None:
-            put["lease"] = self.call("lease/grant", {"TTL": max(1, round(ttl_s + 0.5))})["ID"]
+            put["lease"] = self.call("lease/grant", {"TTL": max(1, math.ceil(ttl_s))})["ID"]
         return {"request_put": put}
 
     def scan(self, first: bytes = b"", last: bytes | None = None) -> Iterator[Row]:

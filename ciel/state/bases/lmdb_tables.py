@@ -85,7 +85,7 @@ class Tables:
 class SharedTables:
     """The environments that this process has open: LMDB allows one of each directory.
 
-    A forked process opens its environments anew, as LMDB demands.
+    A forked process must not use the environments of its parent, and opens new ones.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import select
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult
@@ -31,25 +30,19 @@ from ciel.state.interface import Base, Capabilities, Snapshot, Watch, end_of_sca
 
 T = TypeVar("T")
 REPLY_S: Final = 30.0
-"""How long it waits for a reply before it tries another connection."""
+"""How long a client waits for a reply before it tries another connection."""
 _ROWS: Final = b"1000"
 """How many rows a scan asks for at a time."""
 _DENIED: Final = frozenset(("WRONGPASS", "NOAUTH", "NOPERM"))
 
 
 class Link:
-    """A connection, which one thread uses at a time, and the numbers of its batches."""
+    """A connection, which one thread uses at a time."""
 
     def __init__(self, connect: Callable[[], socket.socket]) -> None:
         self._connect = connect
         self._socket: socket.socket | None = None
         self._replies: Replies | None = None
-        self._client = secrets.token_bytes(12)
-        self._number = 0
-
-    def next_request(self) -> Request:
-        self._number += 1
-        return Request(self._client, self._number)
 
     def ask(self, *parts: bytes) -> Any:
         """Send a command, and return the reply; raises OSError, ReplyError and DeniedError."""
@@ -105,16 +98,12 @@ class RemoteBase(ServerBase):
         check(steps)
         packed = pack_steps(steps)
 
-        def send(link: Link, own: Request) -> list[Result]:
-            results: list[Result] = link.ask(
-                b"CIEL.BATCH", own.client, b"%d" % own.number, b"%d" % own.keep_s, *packed
-            )
-            return results
-
+        own = request or self._numbers.next()
+        head = (b"CIEL.BATCH", own.client, b"%d" % own.number, b"%d" % own.keep_s)
         with self._link() as held:
-            own = request or held.link.next_request()
             try:
-                return self.persist(lambda: send(held.link, own))
+                results: list[Result] = self.persist(lambda: held.link.ask(*head, *packed))
+                return results
             except ReplyError as error:
                 raise self._translated(error, steps, own) from None
 
@@ -264,20 +253,17 @@ class _RemoteWatch(Watch):
         self._open()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            try:
-                if (
-                    not self._replies.has_more
-                    and not select.select([self._socket], [], [], left_s)[0]
-                ):
+        try:
+            if not self._replies.has_more:
+                poll = select.poll()
+                poll.register(self._socket, select.POLLIN)
+                if not poll.poll(None if timeout_s is None else timeout_s * 1000):
                     return False
-                return isinstance(self._replies.next(), Pushed)
-            except (OSError, ValueError):
-                self._link.close()
-                self._open()
-                return True  # changes meanwhile were not reported
+            return isinstance(self._replies.next(), Pushed)
+        except (OSError, ValueError):
+            self._link.close()
+            self._open()
+            return True  # changes meanwhile were not reported
 
     def close(self) -> None:
         self._link.close()

@@ -180,7 +180,8 @@ class BufferedRows:
 
     def sync(self) -> None:
         """Make all that was flushed durable; another thread may call it. Raises OSError."""
-        for log in (*self._logs, self._log):
+        current = self._log  # read first: a commit that begins now makes it one of the older logs
+        for log in (*self._logs, current):
             log.sync()
 
     def snapshot(self) -> Layers:

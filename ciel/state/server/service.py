@@ -257,7 +257,7 @@ class KvService:
         self._durable = max(self._durable, number)
         while self._held and self._held[0][0] <= self._durable:
             for connection, replies in self._held.popleft()[1]:
-                connection.send(replies)  # not those of the present tick, which is not durable yet
+                connection.send(replies)  # and no replies of the present tick
 
     def _sweep(self) -> None:
         server = self.server

@@ -99,7 +99,10 @@ class Server:
         self._numbers = count(1)
 
     def open(self, *, may_use_password: bool) -> Session:
-        """Return the session of a new connection. A password is read by anyone on the way."""
+        """Return the session of a new connection.
+
+        `may_use_password`: nobody can read a password on its way.
+        """
         session = Session(next(self._numbers), may_use_password=may_use_password)
         self.sessions.add(session)
         return session
