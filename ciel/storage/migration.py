@@ -357,20 +357,22 @@ class Migrator:
             if not self._to_load:
                 return False
             object_id = self._to_load.popleft()
-        with suppress(StorageError), self._lower.open(object_id) as reader:
-            if self._has_room_for(reader.size_bytes):
-                with self.turn(reader.size_bytes):
-                    self._load(reader)
+        with suppress(StorageError):
+            info = self._lower.stat(object_id)
+            if info is not None and self._has_room_for(info.size_bytes):
+                with self.turn(info.size_bytes):
+                    self._load(object_id)
         return True  # an object that could not be loaded stays readable in the lower level
 
-    def _load(self, reader: ObjectReader) -> None:
-        object_id = reader.object_id
+    def _load(self, object_id: str) -> None:
         with self._lock:
             if object_id in self._above or object_id in self._moving:
                 return
             self._moving[object_id] = False
         try:
-            self._copy_up(reader, partial(self._upper.begin_moved, object_id))
+            # Opened only now: `delete` waits for the end of a move, so it does not come between.
+            with self._lower.open(object_id) as reader:
+                self._copy_up(reader, partial(self._upper.begin_moved, object_id))
         finally:
             self._end_move(object_id)
 

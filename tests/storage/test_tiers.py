@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
@@ -299,6 +299,31 @@ def test_an_object_read_from_the_lower_level_is_promoted_when_there_is_room(
     until(lambda: places(tmp_path, "o0") == "l")  # it is dropped above without being copied again
     assert tiers.levels()[0].evicted >= moved + 1
     assert tiers.delete("o0")
+    assert places(tmp_path, "o0") == ""
+
+
+def test_an_object_deleted_while_its_promotion_waits_for_the_disk_stays_deleted(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    fill(tiers, 16)
+    until(lambda: places(tmp_path, "o0") == "l")
+    for number in range(8, 16):
+        tiers.delete(f"o{number}")
+    waits, may_go_on = threading.Event(), threading.Event()
+
+    @contextmanager
+    def turn(size_bytes: int) -> Iterator[None]:
+        waits.set()
+        assert may_go_on.wait(10)
+        yield
+
+    tiers.mover.turn = turn
+    tiers.get("o0")
+    assert waits.wait(10)
+    assert tiers.delete("o0")
+    may_go_on.set()
+    tiers.get("o1")  # the thread has ended the earlier promotion when it begins this one
+    until(lambda: places(tmp_path, "o1") == "ul")
     assert places(tmp_path, "o0") == ""
 
 
