@@ -247,6 +247,7 @@ setup(
         "ciel.launch": ["launcher.c"],
         "ciel.memory": ["*.c", "*.h", "nbdkit/*.c"],  # `ciel memory export` compiles a plug-in
         "ciel.executors.sdk": ["c/*", "java/*"],
+        "ciel.executors.sdk.heap": ["*.c", "*.h", "pass.cpp"],  # `ciel-cc` compiles them
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },
     include_package_data=False,  # git's list of files would bring tests and sources in C

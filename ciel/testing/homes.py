@@ -68,6 +68,8 @@ class Home:
             "HOME": str(self._inside),
             "XDG_STATE_HOME": str(self._inside / "state"),
             "XDG_CONFIG_HOME": str(self._inside / "config"),
+            # What `ciel-cc` has built before.
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),
             "TMPDIR": str(self._inside / "tmp"),
             "TEST_SESSION": os.environ.get("TEST_SESSION", ""),
             "PYTHONFAULTHANDLER": "1",  # for `run`

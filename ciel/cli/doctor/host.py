@@ -7,6 +7,7 @@ import platform
 import resource
 import shlex
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -54,7 +55,7 @@ def check_host(environ: Mapping[str, str]) -> list[Finding]:
     return [
         *check_software(), *_settings(environ), _store(environ), *_state(environ),
         _temporary(environ), _shared_memory(environ), _open_files(), *_limits(), _memory(),
-        *_executors(environ),
+        *_executors(environ), _compiler(),
     ]  # fmt: skip
 
 
@@ -98,6 +99,14 @@ def _executors(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield ok("executors", ", ".join(found.offered))
     for name, why in found.lacking.items():
         yield note("executors", f"{name} is not available here: {why}")
+
+
+def _compiler() -> Finding:
+    asked = [sys.executable, "-m", "ciel.executors.sdk.heap.compiler", "--check"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return note("ciel-cc", f"it compiles nothing here: {done.stderr.strip()}")
+    return ok("ciel-cc", done.stdout.strip())
 
 
 # --- settings -------------------------------------------------------------------------------------
