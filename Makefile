@@ -19,7 +19,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory check-kv bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory check-kv check-heap bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -144,6 +144,12 @@ check-memory: dev
 # `make check-kv ONLY=kills`.
 check-kv: dev
 	@$(RUN)/python tests/state/check_kv.py $(ONLY)
+
+# Compiles twenty programs, and the interpreter of Lua, with `ciel-cc`, and compares what they print; a quarter of an hour.
+# Needs clang and LLVM 16 or 19 with headers, liblmdb-dev, and apt-get.
+check-heap: dev
+	$(RUN)/pytest -q tests/heap
+	@$(RUN)/python tests/heap/check_lua.py
 
 # Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev

@@ -1,0 +1,115 @@
+/* What a program may do beside using memory: one case for each argument. */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MANY = 4 << 20 };
+
+static char *filled(void)
+{
+    char *bytes = malloc(MANY);
+    for (int i = 0; i < MANY; i++)
+        bytes[i] = (char)i;
+    return bytes;
+}
+
+static sigjmp_buf back;
+
+static void on_fault(int number)
+{
+    (void)number;
+    siglongjmp(back, 1);
+}
+
+/* The program's own handler gets its own faults, and only these. */
+static int handler(void)
+{
+    char *bytes = filled();
+    signal(SIGSEGV, on_fault);
+    if (sigsetjmp(back, 1) == 0) {
+        *(volatile char *)16 = 1;
+        return 1;
+    }
+    return bytes[MANY - 1] != (char)(MANY - 1);
+}
+
+/* Blocked signals do not matter. */
+static int masks(void)
+{
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, NULL);
+    char *bytes = filled();
+    return memchr(bytes, 'x', MANY) == NULL || bytes[MANY - 1] != (char)(MANY - 1);
+}
+
+static int child_reads_what_left(void)
+{
+    char *bytes = filled();
+    int status;
+    if (fork() == 0)
+        _exit(bytes[0]);
+    wait(&status);
+    return WEXITSTATUS(status);
+}
+
+static int child_starts_program(void)
+{
+    char *text = strdup("echo started");
+    int status;
+    fflush(stdout);
+    if (fork() == 0)
+        execl("/bin/sh", "sh", "-c", text, (char *)NULL);
+    wait(&status);
+    free(text);
+    return WEXITSTATUS(status);
+}
+
+static int deep(int depth)
+{
+    char variables[65536];
+    memset(variables, depth, sizeof variables);
+    return depth ? deep(depth - 1) + variables[depth % 100] : variables[7];
+}
+
+static int struct_of_kernel(void)
+{
+    struct stat *status = malloc(sizeof *status);
+    char *path = strdup("/");
+    char *bytes = filled(); /* the struct and the path leave memory */
+    int result = stat(path, status) || !S_ISDIR(status->st_mode) || bytes[5] != 5;
+    free(bytes);
+    return result;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "";
+    if (!strcmp(name, "handler"))
+        return handler();
+    if (!strcmp(name, "masks"))
+        return masks();
+    if (!strcmp(name, "fork"))
+        return child_reads_what_left();
+    if (!strcmp(name, "exec"))
+        return child_starts_program();
+    if (!strcmp(name, "deep"))
+        return deep(20) == 1;
+    if (!strcmp(name, "stat"))
+        return struct_of_kernel();
+    if (!strcmp(name, "null"))
+        return *(volatile int *)8;
+    if (!strcmp(name, "freed")) {
+        char *volatile block = malloc(100);
+        free(block + 32);
+        return 0;
+    }
+    return 99;
+}
