@@ -99,7 +99,7 @@ def test_blocks_are_whole_under_random_use(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["handler", "masks", "exec", "deep", "stat"])
+@pytest.mark.parametrize("case", ["handler", "masks", "timers", "cancels", "exec", "deep", "stat"])
 def test_programs_may(edges: Path, tmp_path: Path, case: str) -> None:
     result = run(edges, case, heap=f"lmdb:{tmp_path / 'base'}", ram=RAM)
     assert (result.status, result.err) == (0, "")
@@ -224,6 +224,17 @@ def durable_store(
         key_file = tmp_path / "base" / "password"
         url = f"ciel-kv://127.0.0.1:{daemon.port}"
         yield "kv:counts", {"CIEL_KV": url, "CIEL_KV_KEY_FILE": str(key_file)}
+
+
+@pytest.mark.slow
+def test_a_heap_that_was_used_and_freed_is_replaced(where: Path, tmp_path: Path) -> None:
+    program = translated(CHECKS / "durable.c", where, "heap")
+    heap = f"lmdb:{tmp_path / 'heap'}"
+    assert run(program, "3", heap=heap, ram=RAM).out == "from 0\n1\n2\n3\n"
+    assert run(program, "4", "used", heap=heap, ram=RAM).out == "from 3\n4\n"
+    kept = run(program, "5", "kept", heap=heap, ram=RAM)
+    assert (kept.status, kept.err) == (1, "ciel_heap_restore: Device or resource busy\n")
+    assert run(program, "5").err == "ciel_heap_restore: Operation not supported\n"
 
 
 @pytest.mark.slow

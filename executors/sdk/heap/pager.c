@@ -29,7 +29,7 @@ struct stream {
 enum { STREAMS = 8, PINS_MAX = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static __thread int has_lock;
+static __thread int has_lock, cancel_state;
 static struct store *store;
 static unsigned shift;            /* of a page's bytes */
 static uint64_t limit;            /* of resident pages; 0: none */
@@ -72,10 +72,14 @@ int pager_is_paged(const void *address)
     return in_main(address) || ((const char *)address >= globals && (const char *)address < globals_end);
 }
 
+/* Neither a signal handler of the program, which may need a page, nor the end of the thread comes
+ * while a thread has the lock. */
 static void take_lock(void)
 {
     if (has_lock) /* it would wait for itself */
         fail(STORE_FAILED, "the run-time touched memory that is not there");
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+    signals_block();
     pthread_mutex_lock(&lock);
     has_lock = 1;
 }
@@ -84,6 +88,8 @@ static void give_lock(void)
 {
     has_lock = 0;
     pthread_mutex_unlock(&lock);
+    signals_unblock();
+    pthread_setcancelstate(cancel_state, NULL);
 }
 
 /* --- the table, and protection --- */
@@ -529,8 +535,16 @@ int pager_restore(void *header, size_t header_bytes, uint64_t *blocks_end, uint6
     }
     struct trailer trailer;
     size_t size_bytes;
-    pager_discard((char *)MAIN, BLOCKS_BYTES >> 10); /* what was used and freed */
     take_lock();
+    for (uint64_t i = resident; i-- > 0;) { /* what was used and freed */
+        uint64_t page = ring[i];
+        if (address_of(page) >= (char *)STACKS)
+            continue;
+        unmap(address_of(page), PAGE_BYTES);
+        leave_ring(page);
+        pages[page].where = FRESH;
+        pages[page].is_dirty = 0;
+    }
     store->why[0] = 0;
     char *record = store->restore(store, &size_bytes);
     if (record && size_bytes >= header_bytes + sizeof trailer)
@@ -590,6 +604,7 @@ static void *reserve(uint64_t address, uint64_t size_bytes, int protection)
         fail(WRONG_SETTING, "%llu MiB of addresses could not be reserved (%s); a limit on the "
                             "addresses of the process must be lifted",
              (unsigned long long)(size_bytes >> 20), strerror(errno));
+    madvise(found, size_bytes, MADV_NOHUGEPAGE); /* a byte of a table would take 2 MiB */
     return found;
 }
 

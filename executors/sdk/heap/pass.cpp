@@ -289,6 +289,7 @@ private:
         Copies.push_back(Copy);
       } else if (auto *Call = dyn_cast<CallBase>(I)) {
         wantArguments(*Call, Want);
+        Checked.clear(); // pages may leave meanwhile
       }
     }
     for (MemIntrinsic *Copy : Copies)

@@ -123,6 +123,10 @@ void calls_start(void);
 
 void signals_start(void);
 
+/* Keep the program's handlers from running in this thread, if it has any. */
+void signals_block(void);
+void signals_unblock(void);
+
 /* --- start.c --- */
 
 /* End the program with a message: status 74 if the store failed, 78 for wrong settings. */

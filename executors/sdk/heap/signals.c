@@ -9,6 +9,9 @@
 #include "runtime.h"
 
 static struct sigaction programs = {.sa_handler = SIG_DFL}; /* what the program wants for SIGSEGV */
+static int has_handlers;         /* the program has handled any signal so far */
+static __thread sigset_t before_block;
+static __thread int is_blocked;
 static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
 static int (*real_sigprocmask)(int, const sigset_t *, sigset_t *);
 static int (*real_pthread_sigmask)(int, const sigset_t *, sigset_t *);
@@ -71,6 +74,8 @@ int sigaction(int number, const struct sigaction *action, struct sigaction *befo
     if (!action)
         return real_sigaction(number, NULL, before);
     struct sigaction given = *action;
+    if (given.sa_handler != SIG_DFL && given.sa_handler != SIG_IGN)
+        has_handlers = 1;
     sigdelset(&given.sa_mask, SIGSEGV);
     return real_sigaction(number, &given, before);
 }
@@ -93,6 +98,22 @@ int pthread_sigmask(int how, const sigset_t *set, sigset_t *before)
     sigset_t copy;
     find_real();
     return real_pthread_sigmask(how, how == SIG_UNBLOCK ? set : without_ours(set, &copy), before);
+}
+
+void signals_block(void)
+{
+    sigset_t all;
+    is_blocked = has_handlers;
+    if (!is_blocked)
+        return;
+    sigfillset(&all);
+    real_pthread_sigmask(SIG_SETMASK, &all, &before_block);
+}
+
+void signals_unblock(void)
+{
+    if (is_blocked)
+        real_pthread_sigmask(SIG_SETMASK, &before_block, NULL);
 }
 
 void signals_start(void)

@@ -18,6 +18,8 @@
 enum { DROP = 4 };
 #define MAP_BYTES (4ULL * BLOCKS_BYTES) /* two sides, and what is not free yet */
 
+#define HALF (1ULL << 62) /* in keys; so a heap that is durable stays until another one is */
+
 static uint64_t header_key = UINT64_MAX;
 
 struct directory {
@@ -28,8 +30,10 @@ struct directory {
     const char *path;
     char *map;      /* of the file */
     unsigned moved; /* pages since the map was dropped */
-    int is_kept;    /* the header there is of this program */
-    int is_emptied; /* what an earlier program left is gone */
+    uint64_t half;  /* where the pages of this program are: 0, or HALF */
+    int has_header; /* of an earlier program, in the other half */
+    int is_kept;    /* the header is of this half */
+    int is_emptied; /* what a killed program left in this half is gone */
 };
 
 static int failed(struct directory *directory, int result)
@@ -39,9 +43,9 @@ static int failed(struct directory *directory, int result)
     return result ? -1 : 0;
 }
 
-static MDB_val key_of(const uint64_t *number)
+static MDB_val key_of(const uint64_t *key)
 {
-    return (MDB_val){sizeof *number, (void *)number};
+    return (MDB_val){sizeof *key, (void *)key};
 }
 
 /* Drop what the process has mapped of the file now and then: it counts as its memory. */
@@ -58,7 +62,8 @@ static int read_pages(struct store *store, const uint64_t *numbers, char *const 
     struct directory *directory = (struct directory *)store;
     int result = mdb_txn_renew(directory->reading);
     for (unsigned i = 0; i < count && !result; i++) {
-        MDB_val key = key_of(&numbers[i]), value;
+        uint64_t number = numbers[i] | directory->half;
+        MDB_val key = key_of(&number), value;
         result = mdb_get(directory->reading, directory->table, &key, &value);
         if (!result && value.mv_size != store->page_bytes)
             result = MDB_CORRUPTED;
@@ -70,27 +75,34 @@ static int read_pages(struct store *store, const uint64_t *numbers, char *const 
     return failed(directory, result);
 }
 
-/* Remove what an earlier program left, a few rows at a time. */
-static int empty(struct directory *directory)
+/* Remove a few rows of a half, in one transaction; MDB_NOTFOUND if there are no more. */
+static int remove_some(struct directory *directory, uint64_t half)
+{
+    MDB_txn *writing;
+    MDB_cursor *cursor;
+    int result = mdb_txn_begin(directory->environment, NULL, 0, &writing);
+    if (result)
+        return result;
+    result = mdb_cursor_open(writing, directory->table, &cursor);
+    for (unsigned i = 0; i < BATCH && !result; i++) {
+        MDB_val key = key_of(&half), value;
+        result = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
+        if (!result && *(uint64_t *)key.mv_data >= half + HALF)
+            result = MDB_NOTFOUND;
+        if (!result)
+            result = mdb_cursor_del(cursor, 0);
+        drop_map(directory);
+    }
+    mdb_cursor_close(cursor);
+    int ended = mdb_txn_commit(writing);
+    return ended ? ended : result;
+}
+
+static int empty(struct directory *directory, uint64_t half)
 {
     int result = 0;
-    while (!result) {
-        MDB_txn *writing;
-        MDB_cursor *cursor;
-        MDB_val key, value;
-        unsigned count = 0;
-        if ((result = mdb_txn_begin(directory->environment, NULL, 0, &writing)))
-            return result;
-        result = mdb_cursor_open(writing, directory->table, &cursor);
-        while (!result && count < BATCH && !(result = mdb_cursor_get(cursor, &key, &value, MDB_NEXT))) {
-            result = mdb_cursor_del(cursor, 0);
-            count++;
-            drop_map(directory);
-        }
-        mdb_cursor_close(cursor);
-        int ended = mdb_txn_commit(writing);
-        result = ended ? ended : result;
-    }
+    while (!result)
+        result = remove_some(directory, half);
     return result == MDB_NOTFOUND ? 0 : result;
 }
 
@@ -100,14 +112,15 @@ static int write_pages(struct store *store, const uint64_t *numbers, char *const
     struct directory *directory = (struct directory *)store;
     MDB_txn *writing;
     int result = 0;
-    if (!directory->is_kept && !directory->is_emptied && !(result = empty(directory)))
+    if (!directory->is_emptied && !(result = empty(directory, directory->half)))
         directory->is_emptied = 1;
     if (!result)
         result = mdb_txn_begin(directory->environment, NULL, 0, &writing);
     if (result)
         return failed(directory, result);
     for (unsigned i = 0; i < count && !result; i++) {
-        MDB_val key = key_of(&numbers[i]), value = {store->page_bytes, from[i]};
+        uint64_t number = numbers[i] | directory->half;
+        MDB_val key = key_of(&number), value = {store->page_bytes, from[i]};
         result = mdb_put(writing, directory->table, &key, &value, 0);
         drop_map(directory);
     }
@@ -125,60 +138,93 @@ static void forget_pages(struct store *store, const uint64_t *numbers, unsigned 
     if (mdb_txn_begin(directory->environment, NULL, 0, &writing))
         return; /* they only take space */
     for (unsigned i = 0; i < count; i++) {
-        MDB_val key = key_of(&numbers[i]);
+        uint64_t number = numbers[i] | directory->half;
+        MDB_val key = key_of(&number);
         mdb_del(writing, directory->table, &key, NULL);
     }
     mdb_txn_commit(writing);
 }
 
+static int put_header(struct directory *directory, const void *header, size_t header_bytes)
+{
+    MDB_txn *writing;
+    MDB_val key = key_of(&header_key), value = {sizeof(uint64_t) + header_bytes, NULL};
+    int result = mdb_txn_begin(directory->environment, NULL, 0, &writing);
+    if (result)
+        return result;
+    if ((result = mdb_put(writing, directory->table, &key, &value, MDB_RESERVE))) {
+        mdb_txn_abort(writing);
+        return result;
+    }
+    memcpy(value.mv_data, &directory->half, sizeof(uint64_t));
+    memcpy((char *)value.mv_data + sizeof(uint64_t), header, header_bytes);
+    return mdb_txn_commit(writing);
+}
+
 static int commit(struct store *store, const void *header, size_t header_bytes)
 {
     struct directory *directory = (struct directory *)store;
-    MDB_txn *writing;
     int result = mdb_env_sync(directory->environment, 1); /* pages first: a header must find them */
-    if (!result && !(result = mdb_txn_begin(directory->environment, NULL, 0, &writing))) {
-        MDB_val key = key_of(&header_key), value = {header_bytes, (void *)header};
-        result = mdb_put(writing, directory->table, &key, &value, 0);
-        if (result)
-            mdb_txn_abort(writing);
-        else
-            result = mdb_txn_commit(writing);
-    }
+    if (!result)
+        result = put_header(directory, header, header_bytes);
     if (!result)
         result = mdb_env_sync(directory->environment, 1);
+    if (!result && !directory->is_kept && directory->has_header)
+        result = empty(directory, directory->half ^ HALF);
     if (!result)
         directory->is_kept = 1;
     return failed(directory, result);
 }
 
-static void *restore(struct store *store, size_t *header_bytes)
+/* Return a copy of the header, which the caller frees, and its half. NULL: there is none, or *result
+ * is set. */
+static void *get_header(struct directory *directory, size_t *header_bytes, uint64_t *half,
+                        int *result)
 {
-    struct directory *directory = (struct directory *)store;
     MDB_val key = key_of(&header_key), value;
     void *header = NULL;
-    int result = directory->is_emptied ? MDB_NOTFOUND : mdb_txn_renew(directory->reading);
-    if (result == 0) {
-        result = mdb_get(directory->reading, directory->table, &key, &value);
-        if (!result && (header = malloc(value.mv_size))) {
-            memcpy(header, value.mv_data, value.mv_size);
-            *header_bytes = value.mv_size;
-            directory->is_kept = 1;
-        }
-        mdb_txn_reset(directory->reading);
+    if ((*result = mdb_txn_renew(directory->reading)))
+        return NULL;
+    *result = mdb_get(directory->reading, directory->table, &key, &value);
+    if (!*result && value.mv_size > sizeof *half) {
+        *header_bytes = value.mv_size - sizeof *half;
+        memcpy(half, value.mv_data, sizeof *half);
+        if ((header = malloc(*header_bytes)))
+            memcpy(header, (char *)value.mv_data + sizeof *half, *header_bytes);
     }
-    if (result && result != MDB_NOTFOUND)
-        failed(directory, result);
+    mdb_txn_reset(directory->reading);
+    *result = *result == MDB_NOTFOUND ? 0 : *result;
     return header;
 }
 
-/* Remove the file, unless a commit wants to find it again. Nothing of it is needed any more. */
+static void *restore(struct store *store, size_t *header_bytes)
+{
+    struct directory *directory = (struct directory *)store;
+    uint64_t half;
+    int result;
+    void *header = get_header(directory, header_bytes, &half, &result);
+    if (header && directory->is_emptied && half != directory->half)
+        result = empty(directory, directory->half); /* pages of this program, which it has dropped */
+    if (header && !result) {
+        directory->half = half;
+        directory->is_kept = directory->is_emptied = 1;
+        return header;
+    }
+    failed(directory, result);
+    free(header);
+    return NULL;
+}
+
+/* Remove the pages, unless a commit wants to find them again. */
 static void close_directory(struct store *store)
 {
     struct directory *directory = (struct directory *)store;
     char file[4096];
     snprintf(file, sizeof file, "%s/data.mdb", directory->path);
-    if (!directory->is_kept && directory->is_emptied)
-        unlink(file);
+    if (!directory->is_kept && directory->has_header)
+        empty(directory, directory->half);
+    else if (!directory->is_kept)
+        unlink(file); /* at once, and nothing of it is needed any more */
 }
 
 /* Return where the file is mapped, which LMDB does not tell. */
@@ -244,6 +290,12 @@ struct store *store_lmdb(const char *path, uint64_t page_bytes, char *why, size_
         return NULL;
     }
     mdb_txn_reset(directory->reading);
+    size_t unused;
+    void *header = get_header(directory, &unused, &directory->half, &result);
+    directory->has_header = header != NULL;
+    if (header)
+        directory->half ^= HALF;
+    free(header);
     directory->path = path;
     directory->store = (struct store){.read = read_pages, .write = write_pages,
                                       .forget = forget_pages, .commit = commit, .restore = restore,

@@ -17,6 +17,12 @@ struct root {
 int main(int argc, char **argv)
 {
     long end = argc > 1 ? atol(argv[1]) : 1;
+    if (argc > 2) { /* the heap is used before; `kept`: and a block stays */
+        char *volatile block = malloc(3000000);
+        memset(block, 1, 3000000);
+        if (strcmp(argv[2], "kept"))
+            free(block);
+    }
     struct root *root = ciel_heap_restore();
     if (!root) {
         if (errno != ENOENT) {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,6 +90,60 @@ static int struct_of_kernel(void)
     return result;
 }
 
+static long *shared;
+static volatile long ticks;
+
+static void on_tick(int number)
+{
+    (void)number;
+    shared[++ticks * 4099 % (MANY / 8)] += 1; /* a page that may be in the store */
+}
+
+/* A handler may use the heap at any time. */
+static int timers(void)
+{
+    struct itimerval often = {{0, 200}, {0, 200}};
+    shared = calloc(MANY / 8, sizeof *shared);
+    signal(SIGALRM, on_tick);
+    setitimer(ITIMER_REAL, &often, NULL);
+    char *bytes = filled();
+    long sum = 0;
+    for (int turn = 0; turn < 20; turn++)
+        for (int i = 0; i < MANY; i += 512)
+            sum += bytes[i];
+    often.it_value.tv_usec = 0;
+    setitimer(ITIMER_REAL, &often, NULL);
+    long seen = 0;
+    for (int i = 0; i < MANY / 8; i++)
+        seen += shared[i];
+    return seen != ticks || ticks == 0 || sum == 1;
+}
+
+static void *touches_forever(void *bytes)
+{
+    for (;;)
+        for (int i = 0; i < MANY; i += 4096) {
+            ((volatile char *)bytes)[i]++;
+            pthread_testcancel();
+        }
+    return NULL;
+}
+
+/* A cancelled thread leaves the pages to others. */
+static int cancels(void)
+{
+    char *bytes = filled();
+    for (int turn = 0; turn < 50; turn++) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, touches_forever, bytes);
+        usleep(2000);
+        pthread_cancel(thread);
+        pthread_join(thread, NULL);
+        bytes[turn * 8192] = 1;
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -96,6 +151,10 @@ int main(int argc, char **argv)
         return handler();
     if (!strcmp(name, "masks"))
         return masks();
+    if (!strcmp(name, "timers"))
+        return timers();
+    if (!strcmp(name, "cancels"))
+        return cancels();
     if (!strcmp(name, "fork"))
         return child_reads_what_left();
     if (!strcmp(name, "exec"))
