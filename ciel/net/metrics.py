@@ -16,12 +16,16 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics(Route):
-    """Serves the metrics of a daemon and of its process."""
+    """Serves the metrics of a daemon and of its process, to the role `READ` or to another."""
 
-    needs_role = Role.READ
-
-    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
+    def __init__(
+        self, families: Callable[[], Iterable[Family]], needed_role: Role = Role.READ
+    ) -> None:
         self._families = families
+        self._needed_role = needed_role
+
+    def role_for(self, method: str) -> Role:
+        return self._needed_role
 
     def render_GET(self, request: Request) -> bytes:
         request.setHeader("Content-Type", CONTENT_TYPE)

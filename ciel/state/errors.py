@@ -78,6 +78,15 @@ class LimitError(KvError):
     """A key, a value or a batch is larger than the base accepts."""
 
 
+class BaseFullError(LimitError):
+    """A base is full: it refuses what would make it larger. Reads and deletes go on."""
+
+    def __init__(self, base: str, why: str) -> None:
+        self.base = base
+        self.why = why
+        super().__init__(f"{base} is full: {why}")
+
+
 class BaseClosedError(KvError):
     """An operation on a base that was closed."""
 

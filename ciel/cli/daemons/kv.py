@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import socket
 import sys
 import time
@@ -19,16 +20,26 @@ from ciel.access.settings import find_master
 from ciel.cli.daemons.addresses import host_and_port
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.process import log, run, settle_memory
-from ciel.cli.parsing.parser import Parser, whole_number
+from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.core.errors import CielError
+from ciel.net.authorisation import Authorisation
 from ciel.net.errors import NetError
-from ciel.net.transports import parse_address
+from ciel.net.http import Routes, SecureSite
+from ciel.net.metrics import Metrics
+from ciel.net.transports import listen, parse_address
+from ciel.state.batches import VALUE_MAX_BYTES
 from ciel.state.server.buffered import BufferedRows
+from ciel.state.server.limits import DEFAULT, OVERHEAD_BYTES, KvLimits
 from ciel.state.server.service import ALWAYS, SYNC_MODES, KvService
 from ciel.state.server.sessions import Server
 
 START_ERRORS: Final = (AccessError, NetError, DaemonError, CielError, OSError)
 PASSWORD_FILE: Final = "password"
+CAPACITY_MIN_BYTES: Final = 1 << 20
+CAPACITY_MAX_BYTES: Final = 16 << 40
+"""The file is mapped, and may have four times that."""
+FILES_SPARE: Final = 64
+"""Descriptors that are not for connections of clients: logs, LMDB, HTTP."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,17 +65,17 @@ def parser() -> argparse.ArgumentParser:
         help="when writes are made durable: before they are acknowledged, every second, or when "
         "the operating system does it (default %(default)s)",
     )
-    add(
-        "--clients-max",
-        type=whole_number(1, 100_000),
-        metavar="N",
-        default=10_000,
-        help="the largest number of connections (default %(default)s)",
-    )
+    _add_limits(add)
     add(
         "--passwords",
         action="store_true",
         help="accept passwords from other hosts, although the network can read them",
+    )
+    add(
+        "--http",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        help="serve metrics for Prometheus at this address (default: do not)",
     )
     add("--master", metavar="URL", help="the master of the cluster whose key clients must have")
     add("--access", metavar="FILE", help="the access file of that master")
@@ -72,6 +83,65 @@ def parser() -> argparse.ArgumentParser:
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
     return parse  # fmt: skip
+
+
+def _add_limits(add: Callable[..., object]) -> None:
+    add(
+        "--capacity",
+        type=memory_size,
+        metavar="SIZE",
+        default="256GiB",
+        help="the largest size of all keys and values; then writes are refused, and reads and "
+        "deletes go on (default %(default)s)",
+    )
+    add(
+        "--value-max",
+        type=memory_size,
+        metavar="SIZE",
+        default="64MiB",
+        help="the largest size of a value (default and maximum %(default)s)",
+    )
+    add(
+        "--output-max",
+        type=memory_size,
+        metavar="SIZE",
+        default="256MiB",
+        help="the largest size of what waits for a client; a reply has at most half (default "
+        "%(default)s)",
+    )
+    add(
+        "--clients-max",
+        type=whole_number(1, 100_000),
+        metavar="N",
+        default=DEFAULT.clients,
+        help="the largest number of connections (default %(default)s)",
+    )
+
+
+def limits(options: argparse.Namespace, open_files: int) -> KvLimits:
+    """Return the limits of the command line; raises DaemonError.
+
+    `open_files`: how many descriptors the process may have.
+    """
+    if not CAPACITY_MIN_BYTES <= options.capacity <= CAPACITY_MAX_BYTES:
+        raise DaemonError("--capacity is from 1MiB to 16TiB", status=2)
+    if not 0 < options.value_max <= VALUE_MAX_BYTES:
+        raise DaemonError(f"--value-max is at most {VALUE_MAX_BYTES >> 20}MiB", status=2)
+    is_bounded = open_files != resource.RLIM_INFINITY
+    clients = min(options.clients_max, open_files - FILES_SPARE if is_bounded else sys.maxsize)
+    if clients < 1:
+        raise DaemonError(f"{open_files} open files are too few; see `ulimit -n`")
+    if clients < options.clients_max:
+        log.warn(
+            "this process may open {files} files: --clients-max is {clients}, and not {asked}",
+            files=open_files, clients=clients, asked=options.clients_max,
+        )  # fmt: skip
+    found = KvLimits(clients, options.value_max, options.output_max)
+    if found.reply_bytes < options.value_max + OVERHEAD_BYTES:
+        needed = 2 * (options.value_max + OVERHEAD_BYTES)
+        text = "a reply has at most half of it, and must have room for a value"
+        raise DaemonError(f"--output-max is at least {needed}: {text} (--value-max)", status=2)
+    return found
 
 
 class KvDaemon:
@@ -90,21 +160,25 @@ class KvDaemon:
     def open_alone(self) -> None:
         """Find the key, open the base, and listen."""
         options = self._options
-        rows = BufferedRows(options.path, _now_us, self._reactor.callFromThread)
+        allowed = limits(options, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        rows = BufferedRows(options.path, _now_us, self._reactor.callFromThread, options.capacity)
         rows.on_failed = self.fail
         self._closers.append(rows.close)
         if rows.lost:
             log.warn("{lost} records follow one that was lost, and were dropped", lost=rows.lost)
-        server = self._server = Server(rows, self._key().derive)
+        key = self._key()
+        server = self._server = Server(rows, key.derive, allowed)
         service = KvService(
-            self._reactor, rows, server, options.sync, options.clients_max,
-            allows_passwords=options.passwords,
-        )  # fmt: skip
+            self._reactor, rows, server, options.sync, allows_passwords=options.passwords
+        )
         service.on_failed = self.fail
         listening = self._listen()
         service.start([listening])
         self._closers.append(service.stop)
         host, port = listening.getsockname()[:2]
+        server.metrics.port = port
+        if options.http:
+            self._serve_metrics(key, server)
         log.info("the base {path} is at {address}", path=str(options.path),
                  address=netloc(host, port))  # fmt: skip
         settle_memory()
@@ -116,8 +190,10 @@ class KvDaemon:
         """Return the state for a dump."""
         server = self._server
         return None if server is None else {
-            "records": server.rows.number, "clients": len(server.sessions),
-            "commands": server.commands,
+            "records": server.rows.number, "committed": server.rows.committed,
+            "size": server.rows.layers.size._asdict(), "log_bytes": server.rows.log_bytes(),
+            "snapshots": server.rows.snapshots, "clients": len(server.sessions),
+            "commands": server.metrics.calls,
         }  # fmt: skip
 
     def fail(self, reason: str, status: int = 1) -> None:
@@ -152,6 +228,19 @@ class KvDaemon:
         if not is_loopback(host) and self._options.passwords:
             log.warn("clients of Redis send their password over the network, which can read it")
         return listening
+
+    def _serve_metrics(self, key: Key, server: Server) -> None:
+        """Serve metrics over HTTP, to the keys that read them on other daemons. A base without a
+        cluster has only its password.
+        """
+        routes, authorisation = Routes(), Authorisation(key.derive)
+        needed = Role.READ if key.derive(Role.READ) else key.role
+        routes.add("/metrics", Metrics(server.metrics.families, needed))
+        site: Any = SecureSite(self._reactor, routes, authorisation)
+        listener = listen(self._reactor, self._options.http, site)
+        self._closers.append(listener.close)
+        authorisation.serve_as(str(listener.address))
+        log.info("metrics are at http://{address}/metrics", address=str(listener.address))
 
     def _key(self) -> Key:
         """Return the key of the cluster. A base without a cluster has its key in a file."""

@@ -77,7 +77,7 @@ class EmbeddedBase(Base):
             with self._writing, self._transaction(write=True) as txn:
                 view = TableView(self._tables, txn, self._now_us())
                 results = carry_out_once(steps, view, request)
-                for key in view.ended(ENDED_MAX):
+                for key in view.ended(ENDED_MAX)[0]:
                     view.write(key, None)
             return results
         except lmdb.Error as error:

@@ -21,7 +21,7 @@ import lmdb
 
 from ciel.state.bases.rows import end_of, garbage_of, pack_row, value_of
 from ciel.state.batches import Row
-from ciel.state.errors import BaseUrlError, KvError, LimitError
+from ciel.state.errors import BaseFullError, BaseUrlError, KvError, LimitError
 
 FORMAT: Final = b"1"
 MAP_BYTES: Final = 1 << 40
@@ -33,10 +33,13 @@ _END: Final = struct.Struct(">Q")
 class Tables:
     """An open environment. `translated` is the border at which errors of LMDB become ours."""
 
-    def __init__(self, path: Path, *, is_synced: bool, is_alone: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, is_synced: bool, is_alone: bool = False, map_bytes: int = MAP_BYTES
+    ) -> None:
         """Open or create a base in a directory; raises KvError.
 
         `is_synced`: commits wait for the disk. `is_alone`: no other process may use the base.
+        `map_bytes`: the largest size of the file, unless it is larger already.
         """
         self.path = path
         self._lock_fd = -1
@@ -44,7 +47,7 @@ class Tables:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_fd = _lock(path, is_alone=is_alone)
             self.env = lmdb.open(
-                str(path), map_size=MAP_BYTES, max_dbs=3, max_readers=READERS_MAX, mode=0o600,
+                str(path), map_size=map_bytes, max_dbs=3, max_readers=READERS_MAX, mode=0o600,
                 sync=is_synced, metasync=is_synced, writemap=not is_synced,
                 readahead=False,
             )  # fmt: skip
@@ -177,6 +180,16 @@ class TableView:
             elif (end_us := end_of(row)) is not None:
                 txn.put(_END.pack(end_us) + key, b"", db=ends)
 
+    def clear(self, kept: bytes) -> None:
+        """Remove all rows with keys before one."""
+        left: list[tuple[bytes, bytes | None]] = []
+        cursor = self.txn.cursor()
+        if cursor.set_range(kept):
+            left += cursor
+        for table in (self._tables.rows, self._tables.ends):
+            self.txn.drop(table, delete=False)
+        self.write_all(left)
+
     def rows(self, first: bytes, last: bytes | None) -> Iterator[Row]:
         cursor = self.txn.cursor()
         if not cursor.set_range(first):
@@ -187,20 +200,25 @@ class TableView:
             if row[0] <= 1 and (value := value_of(row, self.now_us)) is not None:
                 yield key, value
 
-    def ended(self, keys_max: int) -> list[bytes]:
-        """Return keys whose rows have ended, the earliest first."""
+    def ended(self, keys_max: int, first: bytes = b"") -> tuple[list[bytes], bytes]:
+        """Return keys whose rows have ended, the earliest first, and where to go on: `first` of the
+        next call, which does not return them again.
+        """
         found: list[bytes] = []
-        for end in self.txn.cursor(db=self._tables.ends).iternext(values=False):
-            if _END.unpack_from(end)[0] > self.now_us or len(found) == keys_max:
-                break
-            found.append(end[_END.size :])
-        return found
+        cursor = self.txn.cursor(db=self._tables.ends)
+        if cursor.set_range(first):
+            for end in cursor.iternext(values=False):
+                if _END.unpack_from(end)[0] > self.now_us or len(found) == keys_max:
+                    break
+                found.append(end[_END.size :])
+                first = end + b"\0"
+        return found, first
 
 
 def translated(error: lmdb.Error, base: str) -> KvError:
     """Return an error of LMDB as one of ours."""
     if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
-        return LimitError(f"{base} is full: {error}")
+        return BaseFullError(base, str(error))
     if isinstance(error, lmdb.ReadersFullError):
         return LimitError(f"{base} has {READERS_MAX} readers already; close what is not used")
     return KvError(f"{base}: {error}")

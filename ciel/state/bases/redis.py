@@ -33,7 +33,7 @@ from ciel.state.batches import (
     check,
     keys_of,
 )
-from ciel.state.errors import DeniedError, KvError, LackingError
+from ciel.state.errors import BaseFullError, DeniedError, KvError, LackingError
 from ciel.state.interface import Base, Capabilities, Watch, end_of_scan
 
 CHANNEL: Final = b"ciel.changed"
@@ -131,6 +131,8 @@ class RedisBase(ServerBase):
             return self.persist(call)
         except redis.AuthenticationError as error:
             raise DeniedError(f"{self.name}: {error}") from None
+        except redis.exceptions.OutOfMemoryError as error:
+            raise BaseFullError(self.name, str(error)) from None
         except redis.WatchError:
             raise
         except redis.RedisError as error:

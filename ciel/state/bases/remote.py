@@ -19,9 +19,11 @@ from ciel.state.bases.replies import Pushed, Replies, ReplyError, pack_command
 from ciel.state.bases.wire import REASONS, pack_steps
 from ciel.state.batches import Request, Result, Row, Step, check
 from ciel.state.errors import (
+    BaseFullError,
     BaseUrlError,
     DeniedError,
     KvError,
+    LimitError,
     RefusedError,
     StaleRequestError,
     UnreachableError,
@@ -105,7 +107,7 @@ class RemoteBase(ServerBase):
                 results: list[Result] = self.persist(lambda: held.link.ask(*head, *packed))
                 return results
             except ReplyError as error:
-                raise self._translated(error, steps, own) from None
+                raise self.translated(error, steps, own) from None
 
     def scan(self, first: bytes = b"", last: bytes | None = None) -> Iterator[Row]:
         return _pages(
@@ -118,7 +120,7 @@ class RemoteBase(ServerBase):
             number = self.persist(lambda: held.link.ask(b"CIEL.SNAPSHOT"))
         except ReplyError as error:
             held.release()
-            raise KvError(f"{self.name}: {error}") from None
+            raise self.translated(error) from None
         return _RemoteSnapshot(self, held, b"%d" % number)
 
     def watch(self, prefix: bytes) -> Watch:
@@ -132,7 +134,7 @@ class RemoteBase(ServerBase):
             try:
                 return self.persist(lambda: held.link.ask(*parts))
             except ReplyError as error:
-                raise self._translated(error, (), None) from None
+                raise self.translated(error) from None
 
     def _link(self) -> HeldLink:
         self.check_open()
@@ -173,9 +175,10 @@ class RemoteBase(ServerBase):
         except ReplyError as error:
             raise DeniedError(f"{self.name}: {error.text}") from None
 
-    def _translated(
-        self, error: ReplyError, steps: Sequence[Step], request: Request | None
+    def translated(
+        self, error: ReplyError, steps: Sequence[Step] = (), request: Request | None = None
     ) -> KvError:
+        """Return an error of the server as one of this interface."""
         if error.code == "REFUSED":
             word, _, place = error.text.partition(" ")
             step: Any = steps[int(place)]
@@ -186,6 +189,10 @@ class RemoteBase(ServerBase):
             return StaleRequestError(request.number, int(error.text))
         if error.code in _DENIED:
             return DeniedError(f"{self.name}: {error.text}")
+        if error.code == "OOM":
+            return BaseFullError(self.name, error.text.removeprefix("the base is full: "))
+        if error.code == "LIMIT":
+            return LimitError(f"{self.name}: {error.text}")
         return KvError(f"{self.name}: {error}")
 
 
@@ -240,7 +247,7 @@ class _RemoteSnapshot(Snapshot):
             why = f"its connection was lost ({error.strerror or error}), and the snapshot with it"
             raise UnreachableError(self._base.name, why, False) from None
         except ReplyError as error:
-            raise KvError(f"{self._base.name}: {error.text}") from None
+            raise self._base.translated(error) from None
 
 
 class _RemoteWatch(Watch):

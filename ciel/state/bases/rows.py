@@ -20,6 +20,10 @@ from ciel.state.errors import KindError
 
 ELEMENT: Final = RESERVED + b"e"
 GARBAGE: Final = RESERVED + b"g"
+NUMBERS: Final = RESERVED + b"n"
+"""The key of the last number that was given to a hash or a sorted set."""
+KEPT: Final = NUMBERS
+"""Keys from here on stay when a base is cleared: the last number, and the results of requests."""
 _END: Final = struct.Struct(">Q")
 _HEAD: Final = struct.Struct(">QQ")
 

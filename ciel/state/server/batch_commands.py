@@ -11,7 +11,9 @@ from ciel.state.server.command import ANY, Command, CommandError, integer
 from ciel.state.server.view import RowsView
 
 RANGE_BYTES: Final = 4 << 20
-"""A reply with rows ends after about this size."""
+"""A reply with several rows has at most this size."""
+_PART_BYTES: Final = 16
+"""What a key or a value has besides in a reply, at most."""
 CLIENT_MAX_BYTES: Final = 256
 
 
@@ -41,12 +43,13 @@ def read_range(rows: RowsView, args: list[bytes]) -> list[Any]:
     first, last, count = args[0], args[1] or b"\xff", integer(args[2])
     reply: list[Any] = [1]
     size_bytes = 0
+    most_bytes = min(RANGE_BYTES, rows.limits.reply_bytes // 2)
     for key, value in rows.rows(first, min(last, b"\xff")):
-        if len(reply) > 2 * count or size_bytes > RANGE_BYTES:
+        size_bytes += len(key) + len(value) + 2 * _PART_BYTES
+        if len(reply) > 2 * count or (size_bytes > most_bytes and len(reply) > 1):
             reply[0] = 0
             break
         reply += (key, value)
-        size_bytes += len(key) + len(value)
     return reply
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from fnmatch import translate
 from typing import Any, Final, NamedTuple
 
-from ciel.state.batches import KEY_MAX_BYTES, RESERVED, VALUE_MAX_BYTES
-from ciel.state.errors import KvError
+from ciel.state.batches import KEY_MAX_BYTES, RESERVED
+from ciel.state.errors import BaseFullError, KindError, KvError, LimitError
 from ciel.state.server.resp import Failure
 from ciel.state.server.view import RowsView
 
@@ -16,6 +16,8 @@ ANY: Final = 1 << 20
 """The largest number of arguments, for commands that have no limit of their own."""
 INT_MIN: Final = -(1 << 63)
 INT_MAX: Final = (1 << 63) - 1
+SLICE_STEPS: Final = 1_000
+"""How many rows a slice visits, which takes some 2 ms; a large row counts as several."""
 
 
 class CommandError(KvError):
@@ -26,8 +28,26 @@ class CommandError(KvError):
         super().__init__(text)
 
 
+def failure_of(error: KvError) -> Failure:
+    """Return an error as a reply."""
+    match error:
+        case CommandError():
+            return error.failure
+        case KindError():
+            return Failure("WRONGTYPE", "Operation against a key holding the wrong kind of value")
+        case BaseFullError():
+            return Failure("OOM", str(error))
+        case LimitError():
+            return Failure("LIMIT", str(error))
+    return Failure("ERR", str(error))
+
+
 Function = Callable[[RowsView, list[bytes]], Any]
-"""Carries out a command; the arguments are those after the name. Returns the reply."""
+"""Carries out a command; the arguments are those after the name. Returns the reply, or `Slices`."""
+Slices = Generator[None, None, Any]
+"""Carries out a command step by step: other commands may be carried out after each `next`. It
+returns the reply, and must be closed if nobody needs that any more.
+"""
 
 
 class Command(NamedTuple):
@@ -65,11 +85,18 @@ def checked_key(key: bytes) -> bytes:
     return key
 
 
-def checked_value(value: bytes) -> bytes:
-    """Return a value that may be written; raises CommandError."""
-    if len(value) > VALUE_MAX_BYTES:
-        raise CommandError(f"a value has at most {VALUE_MAX_BYTES:,} bytes")
-    return value
+def steps_of(row: bytes) -> int:
+    """Return for how many steps of a slice a row counts."""
+    return 1 + len(row) // 4096
+
+
+def first_slice(slices: Slices) -> Any:
+    """Carry out the first slice; return the rest, or the reply if that was all."""
+    try:
+        next(slices)
+    except StopIteration as end:
+        return end.value
+    return slices
 
 
 def pattern(glob: bytes) -> re.Pattern[str]:

@@ -6,8 +6,15 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ciel.state.bases.rows import ELEMENT, Kind, end_of, head_of, pack_head, pack_row
-from ciel.state.batches import RESERVED
+from ciel.state.bases.rows import (
+    ELEMENT,
+    NUMBERS,
+    Kind,
+    end_of,
+    head_of,
+    pack_head,
+    pack_row,
+)
 from ciel.state.server.command import (
     ANY,
     INT_MAX,
@@ -15,7 +22,6 @@ from ciel.state.server.command import (
     Command,
     CommandError,
     checked_key,
-    checked_value,
     decimal,
     integer,
     syntax_error,
@@ -24,8 +30,6 @@ from ciel.state.server.resp import OK, Pairs
 from ciel.state.server.view import RowsView
 
 FIELD_MAX_BYTES: Final = 480
-_NUMBERS: Final = RESERVED + b"n"
-"""The key of the last number that was given to a hash or a sorted set."""
 _NUMBER: Final = struct.Struct(">Q")
 _SCORE: Final = struct.Struct(">d")
 _FIELD, _MEMBER, _RANK = b"f", b"m", b"s"
@@ -49,14 +53,14 @@ class Elements:
 
     def put(self, name: bytes, content: bytes, part: bytes = _FIELD) -> None:
         if not self.number:
-            self.number = int(self._rows.get(_NUMBERS) or 0) + 1
-            self._rows.writes[_NUMBERS] = b"\0%d" % self.number
+            self.number = int(self._rows.get(NUMBERS) or 0) + 1
+            self._rows.write(NUMBERS, b"\0%d" % self.number)
         if len(name) > FIELD_MAX_BYTES:
             raise CommandError(f"a field or member has at most {FIELD_MAX_BYTES} bytes")
-        self._rows.writes[self._element(part, name)] = b"\0" + checked_value(content)
+        self._rows.write(self._element(part, name), b"\0" + content)
 
     def remove(self, name: bytes, part: bytes = _FIELD) -> None:
-        self._rows.writes[self._element(part, name)] = None
+        self._rows.write(self._element(part, name), None)
 
     def all(self, part: bytes = _FIELD, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the names of one part from one on, with their contents, in order."""
@@ -110,11 +114,13 @@ def hget(rows: RowsView, args: list[bytes]) -> bytes | None:
 
 def hmget(rows: RowsView, args: list[bytes]) -> list[bytes | None]:
     fields = _hash(rows, args[0])
-    return [fields.get(name) for name in args[1:]]
+    return rows.collected(map(fields.get, args[1:]))
 
 
 def hgetall(rows: RowsView, args: list[bytes]) -> dict[bytes, bytes]:
-    return dict(_hash(rows, args[0]).all())
+    fields = _hash(rows, args[0]).all()
+    parts = rows.collected(part for field in fields for part in field)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def hkeys(rows: RowsView, args: list[bytes]) -> list[bytes]:
@@ -122,7 +128,7 @@ def hkeys(rows: RowsView, args: list[bytes]) -> list[bytes]:
 
 
 def hvals(rows: RowsView, args: list[bytes]) -> list[bytes]:
-    return [value for _, value in _hash(rows, args[0]).all()]
+    return rows.collected(value for _, value in _hash(rows, args[0]).all())
 
 
 def hlen(rows: RowsView, args: list[bytes]) -> int:

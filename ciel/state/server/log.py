@@ -9,7 +9,7 @@ name.
              4 bytes   CRC-32 of the body
     body     8 bytes   number of the record, and then for each row that was written:
              2 bytes   length of the key; 4 bytes: length of the row, or 2^32 - 1: it was deleted
-             the key, the row
+             the key, the row. An empty key that was deleted: the base was cleared before
 
 The rows of a record are written together or not at all: a crash may leave an incomplete record only
 at the end of the file. Records whose number LMDB has reached are skipped.
@@ -36,7 +36,10 @@ _ROW: Final = struct.Struct("<HI")
 _DELETED: Final = (1 << 32) - 1
 
 Writes = Mapping[bytes, bytes | None]
-"""For each key its new row, or None if it was deleted."""
+"""For each key its new row, or None if it was deleted. With the key `CLEARED`, all rows before
+`rows.KEPT` were removed first.
+"""
+CLEARED: Final = b""
 
 
 def pack_record(number: int, writes: Writes) -> bytes:

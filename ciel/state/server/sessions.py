@@ -1,26 +1,44 @@
 """The daemon's decisions: what each command of each connection does, and replies.
 
 `Server` owns the rows and the watches, `Session` what belongs to one connection. Neither has a
-socket or a clock. Commands on rows are functions (`values`, `hashes`, `batch_commands`), and
-commands that concern the connection are methods of `Server`.
+socket. A clock measures commands, and decides nothing. Commands on rows are functions (`values`,
+`hashes`, `batch_commands`), and commands that concern the connection are methods of `Server`.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from itertools import count
+from types import GeneratorType
 from typing import Any, Final, NamedTuple
 
 import ciel
 from ciel.access.errors import MalformedKeyError
 from ciel.access.keys import Key, KeyForRole, Role, Side, matches, proof
 from ciel.state.bases.rows import Kind, kind_of
-from ciel.state.errors import KindError, KvError
+from ciel.state.batches import BATCH_MAX_BYTES, KEY_MAX_BYTES
+from ciel.state.errors import BaseFullError, KvError, LimitError
 from ciel.state.server import batch_commands, hashes, values
-from ciel.state.server.buffered import BufferedRows, Layers
-from ciel.state.server.command import Command, CommandError, integer, pattern, syntax_error
+from ciel.state.server.buffered import BufferedRows
+from ciel.state.server.command import (
+    SLICE_STEPS,
+    Command,
+    CommandError,
+    Slices,
+    failure_of,
+    integer,
+    pattern,
+    steps_of,
+    syntax_error,
+)
+from ciel.state.server.layers import Layers
+from ciel.state.server.limits import DEFAULT, KvLimits
+from ciel.state.server.log import CLEARED, Writes
+from ciel.state.server.metrics import REDIS_VERSION, KvMetrics, OpenNow, Used
 from ciel.state.server.resp import (
     KNOWN,
     NULL_ARRAY,
@@ -38,18 +56,17 @@ COMMANDS: Final = values.COMMANDS | hashes.COMMANDS | batch_commands.COMMANDS
 WRITERS: Final = frozenset((Role.ADMIN, Role.SUBMIT, Role.WORKER, Role.KV))
 """The roles that may write; `Role.READ` may only read."""
 QUEUE_MAX: Final = 10_000
-"""The largest number of commands of a transaction."""
+QUEUE_MAX_BYTES: Final = BATCH_MAX_BYTES
+"""The largest number of commands of a transaction, and of bytes of these."""
 SNAPSHOTS_MAX: Final = 16
 """Of one connection. Each keeps LMDB from using pages again."""
 SNAPSHOT_IDLE_US: Final = 60_000_000
 WATCHES_MAX: Final = 10_000
 CURSORS_MAX: Final = 1_000
-REDIS_VERSION: Final = "7.0.0"
-"""What INFO and HELLO report, since clients derive from it which commands there are."""
 CONFIGURED: Final = {b"save": b"", b"appendonly": b"yes"}
 """What CONFIG GET tells: redis-benchmark asks for it."""
-SWEPT_KEYS: Final = 200
-"""How many ended rows are removed together."""
+SWEPT_KEYS: Final = 1_000
+"""How many ended rows are removed together; it takes some 5 ms."""
 GARBAGE_ROWS: Final = 2_000
 
 
@@ -71,6 +88,7 @@ class Session:
         self.protocol = 2
         self.name = b""
         self.queue: list[Callable[[], Any]] | None = None
+        self.queue_bytes = 0
         self.is_queue_wrong = False
         self.watched: set[bytes] = set()
         self.is_dirty = False
@@ -82,17 +100,24 @@ class Session:
 
 
 class Server:
-    """Carries out commands. `pushes`: reports of changes that are due."""
+    """Carries out commands. `pushes`: reports of changes that are due. `clock`: seconds, with which
+    commands are measured.
+    """
 
-    def __init__(self, rows: BufferedRows, key_for_role: KeyForRole) -> None:
+    def __init__(
+        self, rows: BufferedRows, key_for_role: KeyForRole, limits: KvLimits = DEFAULT,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
         self.rows = rows
+        self.limits = limits
         self.now_us = 0
         self.pushes: dict[tuple[Session, bytes], None] = {}
-        self.commands = 0
-        """How many commands were carried out."""
         self.sessions: set[Session] = set()
+        names = COMMANDS.keys() | CONNECTION_COMMANDS.keys()
+        self.metrics = KvMetrics(rows, limits, names, self._open_now)
         self._key_for_role = key_for_role
-        self._view = RowsView(rows.layers)
+        self._clock = clock
+        self._view = RowsView(rows.layers, limits, base=rows)
         self._watched: defaultdict[bytes, set[Session]] = defaultdict(set)
         self._prefixes: defaultdict[bytes, set[Session]] = defaultdict(set)
         self._lengths: tuple[int, ...] = ()  # of the prefixes
@@ -113,43 +138,62 @@ class Server:
         self._unwatch(session)
         self._end_prefixes(session)
         for held in session.snapshots.values():
-            held.layers.txn.abort()
+            self.rows.drop(held.layers)
         session.snapshots.clear()
 
     def execute(self, session: Session, command: list[bytes]) -> Any:
-        """Carry out a command; return its reply. Raises OSError if the log cannot be written."""
-        self.commands += 1
+        """Carry out a command; return its reply, or `Slices`.
+
+        Raises OSError if the log cannot be written.
+        """
         name = command[0].upper()
+        used = self.metrics.commands.get(name, self.metrics.unknown)
+        used.calls += 1
+        started_s = self._clock()
         found = COMMANDS.get(name)
         args = command[1:]
         is_usual = session.queue is None and session.role in WRITERS
         if not is_usual or found is None or not found.least <= len(args) <= found.most:
-            return self._execute_carefully(session, name, command)
-        reply = self._run(found, args)
-        if self._view.writes:
-            self._commit()
+            reply = self._execute_carefully(session, name, command, used)
+        else:
+            reply = self._run(found, args, used)
+            if self._view.writes:
+                reply = self._commit(reply, used)
+        used.seconds += self._clock() - started_s
         return reply
 
-    def _execute_carefully(self, session: Session, name: bytes, command: list[bytes]) -> Any:
+    def _execute_carefully(
+        self, session: Session, name: bytes, command: list[bytes], used: Used
+    ) -> Any:
         try:
             if session.role is None and name not in FIRST_COMMANDS:
                 raise CommandError("Authentication required.", "NOAUTH")
-            call = self._prepared(session, name, command)
+            call = self._prepared(session, name, command, used)
             if session.queue is None or name in IN_QUEUE:
                 return call()
-            if len(session.queue) == QUEUE_MAX:
-                session.is_queue_wrong = True
-                raise CommandError(f"a transaction has at most {QUEUE_MAX:,} commands")
-            session.queue.append(call)
+            self._queue(session, call, sum(map(len, command)))
             return QUEUED
-        except CommandError as error:
-            return error.failure
+        except KvError as error:
+            return self.metrics.rejected(used, failure_of(error))
 
-    def _prepared(self, session: Session, name: bytes, command: list[bytes]) -> Callable[[], Any]:
+    def _queue(self, session: Session, call: Callable[[], Any], size_bytes: int) -> None:
+        """Add a command to a transaction; raises LimitError."""
+        assert session.queue is not None
+        session.queue_bytes += size_bytes
+        if len(session.queue) == QUEUE_MAX or session.queue_bytes > QUEUE_MAX_BYTES:
+            session.is_queue_wrong = True
+            raise LimitError(
+                f"a transaction has at most {QUEUE_MAX:,} commands, and {QUEUE_MAX_BYTES:,} bytes"
+            )
+        session.queue.append(call)
+
+    def _prepared(
+        self, session: Session, name: bytes, command: list[bytes], used: Used
+    ) -> Callable[[], Any]:
         """Return what carries out a command; raises CommandError."""
         args, own, found = command[1:], CONNECTION_COMMANDS.get(name), COMMANDS.get(name)
         if own is not None:
-            return lambda: _guarded(own, self, session, args)
+            return lambda: self._run_own(own, session, args, used)
         try:
             if found is None:
                 shown = name[:64].decode(errors="replace")
@@ -160,35 +204,75 @@ class Server:
         except CommandError:
             session.is_queue_wrong = session.queue is not None
             raise
-        return lambda: self._run_and_commit(session, found, args)
+        return lambda: self._run_and_commit(session, found, args, used)
 
-    def _run_and_commit(self, session: Session, command: Command, args: list[bytes]) -> Any:
-        reply = self._run(command, args)
+    def _run_and_commit(
+        self, session: Session, command: Command, args: list[bytes], used: Used
+    ) -> Any:
+        reply = self._run(command, args, used)
         self._view.accept()
         if session.queue is None and self._view.done:
-            self._commit()
+            return self._commit(reply, used)
         return reply
 
-    def _run(self, command: Command, args: list[bytes]) -> Any:
+    def _run(self, command: Command, args: list[bytes], used: Used) -> Any:
         view = self._view
         view.now_us = self.now_us
         try:
-            return command.function(view, args)
-        except CommandError as error:
-            view.writes.clear()
-            return error.failure
-        except KindError:
-            view.writes.clear()
-            return Failure("WRONGTYPE", "Operation against a key holding the wrong kind of value")
+            reply = command.function(view, args)
         except KvError as error:
-            view.writes.clear()
-            return Failure("ERR", str(error))
+            view.refuse()
+            return self.metrics.failed(used, failure_of(error))
+        return self._in_slices(reply, used) if isinstance(reply, GeneratorType) else reply
 
-    def _commit(self) -> None:
-        writes = self._view.take()
-        self.rows.write(writes)
-        self._view.layers = self.rows.layers
-        for key in writes if self._watched or self._prefixes else ():
+    def _run_own(
+        self, own: Callable[[Server, Session, list[bytes]], Any], session: Session,
+        args: list[bytes], used: Used,
+    ) -> Any:  # fmt: skip
+        """Carry out a command of a connection; return its reply, or its failure."""
+        try:
+            return own(self, session, args)
+        except KvError as error:
+            return self.metrics.failed(used, failure_of(error))
+
+    def _in_slices(self, slices: Slices, used: Used) -> Slices:
+        """Carry out the rest of a command, and measure it."""
+        with closing(slices):
+            while True:
+                started_s = self._clock()
+                try:
+                    next(slices)
+                except StopIteration as end:
+                    return end.value
+                except KvError as error:
+                    return self.metrics.failed(used, failure_of(error))
+                finally:
+                    used.seconds += self._clock() - started_s
+                yield
+
+    def _commit(self, reply: Any, used: Used) -> Any:
+        """Make what was written visible; return the reply, or a failure if the base is full."""
+        writes, before = self._view.take()
+        layers = self.rows.layers
+        size = layers.size_with(writes, before)
+        if size.bytes > layers.size.bytes:
+            try:
+                self.rows.check_room(size)
+            except BaseFullError as error:
+                return self.metrics.failed(used, failure_of(error))
+        if self._watched or self._prefixes:
+            self._report(writes)
+        self.rows.write(writes, size)
+        return reply
+
+    def _report(self, writes: Writes) -> None:
+        """Find the watches that some writes concern."""
+        keys = list(writes)
+        if CLEARED in writes:
+            keys += [key for key in self._watched if self.rows.layers.row(key) is not None]
+            for prefix, sessions in self._prefixes.items():
+                self.pushes.update(dict.fromkeys((session, prefix) for session in sessions))
+        for key in keys:
             for session in self._watched.get(key, ()):
                 session.is_dirty = True
             for length in self._lengths:
@@ -199,16 +283,23 @@ class Server:
         """Remove rows that have ended, garbage, and snapshots that nobody uses."""
         view = self._view
         view.now_us = self.now_us
-        for key in self.rows.ended(SWEPT_KEYS):
+        ended = set(self.rows.ended(SWEPT_KEYS))
+        for key in ended:
             view.write(key, None)
+        self.metrics.ended_rows += len(ended)
         view.remove_garbage(GARBAGE_ROWS)
         if view.writes:
-            self._commit()
+            self._commit(None, self.metrics.unknown)
+        self.rows.retry()
         for session in self.sessions:
             for number, held in list(session.snapshots.items()):
                 if held.used_us + SNAPSHOT_IDLE_US < self.now_us:
-                    held.layers.txn.abort()
+                    self.rows.drop(held.layers)
                     del session.snapshots[number]
+
+    def _open_now(self) -> OpenNow:
+        watches = sum(len(session.watched) + len(session.prefixes) for session in self.sessions)
+        return OpenNow(len(self.sessions), watches)
 
     # --- who --------------------------------------------------------------------------------------
 
@@ -295,7 +386,7 @@ class Server:
     def multi(self, session: Session, args: list[bytes]) -> Any:
         if session.queue is not None:
             raise CommandError("MULTI calls can not be nested")
-        session.queue, session.is_queue_wrong = [], False
+        session.queue, session.queue_bytes, session.is_queue_wrong = [], 0, False
         return OK
 
     def exec_(self, session: Session, args: list[bytes]) -> Any:
@@ -309,11 +400,20 @@ class Server:
         if is_dirty:
             return NULL_ARRAY
         session.queue = []  # so that nothing is committed before all is carried out
-        replies = [call() for call in queue]
+        replies: list[Any] = []
+        left_bytes = self.limits.reply_bytes
+        for call in queue:
+            reply = call()
+            if (size_bytes := _size_of(reply)) > left_bytes:
+                reply, size_bytes = _too_large(self.limits), 0
+            left_bytes -= size_bytes
+            replies.append(reply)
         session.queue = None
-        if self._view.done:
-            self._commit()
-        return replies
+        used = self.metrics.commands[b"EXEC"]
+        reply = self._commit(replies, used) if self._view.done else replies
+        if reply is replies and any(isinstance(part, GeneratorType) for part in replies):
+            return self._in_slices(_each(replies), used)
+        return reply
 
     def discard(self, session: Session, args: list[bytes]) -> Any:
         if session.queue is None:
@@ -328,7 +428,9 @@ class Server:
         if not args:
             raise syntax_error()
         if len(session.watched) + len(args) > WATCHES_MAX:
-            raise CommandError(f"a connection watches at most {WATCHES_MAX:,} keys")
+            raise LimitError(f"a connection watches at most {WATCHES_MAX:,} keys")
+        if max(map(len, args)) > KEY_MAX_BYTES:
+            raise LimitError(f"a key has at most {KEY_MAX_BYTES} bytes")
         for key in args:
             session.watched.add(key)
             self._watched[key].add(session)
@@ -353,7 +455,9 @@ class Server:
         if len(args) != 1:
             raise syntax_error()
         if len(session.prefixes) == WATCHES_MAX:
-            raise CommandError(f"a connection watches at most {WATCHES_MAX:,} prefixes")
+            raise LimitError(f"a connection watches at most {WATCHES_MAX:,} prefixes")
+        if len(args[0]) > KEY_MAX_BYTES:
+            raise LimitError(f"a prefix has at most {KEY_MAX_BYTES} bytes")
         session.prefixes.add(args[0])
         self._prefixes[args[0]].add(session)
         self._lengths = tuple({len(prefix) for prefix in self._prefixes})
@@ -377,7 +481,7 @@ class Server:
     def snapshot(self, session: Session, args: list[bytes]) -> Any:
         """CIEL.SNAPSHOT: return the number of a snapshot of this moment."""
         if len(session.snapshots) == SNAPSHOTS_MAX:
-            raise CommandError(f"a connection has at most {SNAPSHOTS_MAX} snapshots")
+            raise LimitError(f"a connection has at most {SNAPSHOTS_MAX} snapshots")
         number = next(self._numbers)
         session.snapshots[number] = Held(self.rows.snapshot(), self.now_us)
         return number
@@ -396,7 +500,7 @@ class Server:
     def drop(self, session: Session, args: list[bytes]) -> Any:
         """CIEL.DROP snapshot."""
         self._held(session, args[0] if args else b"")
-        session.snapshots.pop(integer(args[0])).layers.txn.abort()
+        self.rows.drop(session.snapshots.pop(integer(args[0])).layers)
         return OK
 
     def _held(self, session: Session, text: bytes) -> RowsView:
@@ -407,7 +511,7 @@ class Server:
                 "there is no such snapshot: it was dropped, or not used for a minute", "SNAPSHOT"
             )
         session.snapshots[number] = held._replace(used_us=self.now_us)
-        return RowsView(held.layers, self.now_us)
+        return RowsView(held.layers, self.limits, self.now_us)
 
     # --- the rest ---------------------------------------------------------------------------------
 
@@ -462,14 +566,8 @@ class Server:
         return [] if args else [[name.lower(), -1, [], 0, 0, 0] for name in names]
 
     def info(self, session: Session, args: list[bytes]) -> Any:
-        lines = [
-            "# Server", f"redis_version:{REDIS_VERSION}", f"ciel_version:{ciel.__version__}",
-            "redis_mode:standalone", "# Clients", f"connected_clients:{len(self.sessions)}",
-            "# Persistence", f"ciel_records:{self.rows.number}",
-            f"ciel_size_bytes:{self.rows.size_bytes()}", "# Stats",
-            f"total_commands_processed:{self.commands}", "",
-        ]  # fmt: skip
-        return "\r\n".join(lines)
+        """INFO [section …]."""
+        return self.metrics.info(arg.decode(errors="replace") for arg in args)
 
     def scan(self, session: Session, args: list[bytes]) -> Any:
         """SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]."""
@@ -480,7 +578,7 @@ class Server:
         }
         if options.keys() - {b"MATCH", b"COUNT", b"TYPE"}:
             raise syntax_error()
-        cursor, most = integer(args[0]), min(integer(options.get(b"COUNT", b"10")), 100_000)
+        cursor, most = integer(args[0]), integer(options.get(b"COUNT", b"10"))
         if most < 1:
             raise syntax_error()
         first = session.cursors.pop(cursor, None) if cursor else b""
@@ -489,31 +587,43 @@ class Server:
         matches_ = pattern(options.get(b"MATCH", b"*")).match
         kind = options.get(b"TYPE", b"").lower()
         found: list[bytes] = []
+        steps = 0
         self._view.now_us = self.now_us
         for seen, (key, row) in enumerate(self._view.user_rows(first)):
-            if seen == most:
+            if seen == most or steps >= SLICE_STEPS:
                 number = next(self._numbers)
                 session.cursors[number] = key
                 if len(session.cursors) > CURSORS_MAX:
                     del session.cursors[next(iter(session.cursors))]
                 return [b"%d" % number, found]
+            steps += steps_of(row)
             is_kind = not kind or values.TYPES[Kind(kind_of(row))] == kind
             if is_kind and matches_(key.decode("latin-1")):
                 found.append(key)
         return [b"0", found]
 
 
-def _guarded(
-    own: Callable[[Server, Session, list[bytes]], Any],
-    server: Server, session: Session, args: list[bytes],
-) -> Any:  # fmt: skip
-    """Carry out a command of a connection; return its reply, or its failure."""
-    try:
-        return own(server, session, args)
-    except CommandError as error:
-        return error.failure
-    except KvError as error:
-        return Failure("ERR", str(error))
+def _each(replies: list[Any]) -> Slices:
+    """Carry out those of some commands that take several slices."""
+    for place, reply in enumerate(replies):
+        if isinstance(reply, GeneratorType):
+            replies[place] = yield from reply
+    return replies
+
+
+def _size_of(reply: Any) -> int:
+    """Return about how many bytes a reply has."""
+    if isinstance(reply, bytes):
+        return len(reply)
+    if isinstance(reply, dict):
+        return sum(len(name) + len(value) for name, value in reply.items())
+    return sum(map(_size_of, reply)) if isinstance(reply, list) else 0
+
+
+def _too_large(limits: KvLimits) -> Failure:
+    return Failure(
+        "LIMIT", f"replies have at most {limits.reply_bytes:,} bytes: read less at a time"
+    )
 
 
 def _check_count(command: Command, name: bytes, arguments: int) -> None:

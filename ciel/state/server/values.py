@@ -10,12 +10,15 @@ from ciel.state.server.command import (
     ANY,
     INT_MAX,
     INT_MIN,
+    SLICE_STEPS,
     Command,
     CommandError,
+    Slices,
     checked_key,
-    checked_value,
+    first_slice,
     integer,
     pattern,
+    steps_of,
     syntax_error,
 )
 from ciel.state.server.resp import OK, Simple
@@ -33,7 +36,7 @@ def set_(rows: RowsView, args: list[bytes]) -> Any:
     """SET key value [NX|XX] [GET] [EX s|PX ms|EXAT s|PXAT ms|KEEPTTL]."""
     key, value = args[0], args[1]
     if len(args) == 2:
-        rows.write(checked_key(key), b"\0" + checked_value(value))
+        rows.write(checked_key(key), b"\0" + value)
         return OK
     options = [option.upper() for option in args[2:]]
     end_us, condition, must_get, keeps = None, b"", False, False
@@ -54,7 +57,7 @@ def set_(rows: RowsView, args: list[bytes]) -> Any:
     if condition and (before is None) != (condition == b"NX"):
         return old
     end_us = end_of(before) if keeps else end_us
-    rows.write(checked_key(key), pack_row(checked_value(value), end_us))
+    rows.write(checked_key(key), pack_row(value, end_us))
     return old if must_get else OK
 
 
@@ -92,15 +95,15 @@ def getdel(rows: RowsView, args: list[bytes]) -> bytes | None:
 
 def mget(rows: RowsView, args: list[bytes]) -> list[bytes | None]:
     """MGET: a key with a hash counts as missing."""
-    found = [rows.row(key) for key in args]
-    return [None if row is None or row[0] > 1 else content_of(row) for row in found]
+    found = map(rows.row, args)
+    return rows.collected(None if row is None or row[0] > 1 else content_of(row) for row in found)
 
 
 def mset(rows: RowsView, args: list[bytes]) -> Any:
     if len(args) % 2:
         raise CommandError("wrong number of arguments for 'mset' command")
     for key, value in zip(args[::2], args[1::2], strict=True):
-        rows.write(checked_key(key), b"\0" + checked_value(value))
+        rows.write(checked_key(key), b"\0" + value)
     return OK
 
 
@@ -137,7 +140,7 @@ def decrby(rows: RowsView, args: list[bytes]) -> int:
 
 
 def append(rows: RowsView, args: list[bytes]) -> int:
-    value = checked_value((rows.get(args[0]) or b"") + args[1])
+    value = (rows.get(args[0]) or b"") + args[1]
     rows.replace(checked_key(args[0]), value)
     return len(value)
 
@@ -203,23 +206,36 @@ def ttl(rows: RowsView, args: list[bytes]) -> int:
     return left_ms if left_ms < 0 else (left_ms + 500) // 1000
 
 
-def keys(rows: RowsView, args: list[bytes]) -> list[bytes]:
-    matches = pattern(args[0]).match
-    found = [key for key, _ in rows.user_rows() if matches(key.decode("latin-1"))]
-    if len(found) > _KEYS_MAX:
-        raise CommandError(f"more than {_KEYS_MAX:,} keys: use SCAN")
+def keys(rows: RowsView, args: list[bytes]) -> Any:
+    """KEYS pattern, in slices: the keys of one moment."""
+    return first_slice(_keys(rows, args[0]))
+
+
+def _keys(rows: RowsView, glob: bytes) -> Slices:
+    matches = pattern(glob).match
+    found: list[bytes] = []
+    steps = 0
+    with rows.moment() as then:
+        for key, row in then.user_rows():
+            if matches(key.decode("latin-1")):
+                if len(found) == _KEYS_MAX:
+                    raise CommandError(f"more than {_KEYS_MAX:,} keys: use SCAN")
+                found.append(key)
+            steps += steps_of(row)
+            if steps >= SLICE_STEPS:
+                steps = 0
+                yield
     return found
 
 
 def dbsize(rows: RowsView, args: list[bytes]) -> int:
-    return sum(1 for _ in rows.user_rows())
+    return rows.count()
 
 
 def flush(rows: RowsView, args: list[bytes]) -> Any:
     if any(option.upper() not in (b"SYNC", b"ASYNC") for option in args):
         raise syntax_error()
-    for key, _ in list(rows.user_rows()):
-        rows.write(key, None)
+    rows.clear()
     return OK
 
 
