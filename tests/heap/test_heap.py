@@ -95,6 +95,17 @@ def test_blocks_are_whole_under_random_use(
     assert (result.status, result.out, result.err) == (0, "right\n", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("translation", TRANSLATIONS)
+def test_a_program_may_define_names_of_the_run_time(
+    where: Path, tmp_path: Path, translation: str
+) -> None:
+    program = translated(CHECKS / "names.cpp", where, translation)
+    result = run(program, heap=f"lmdb:{tmp_path / 'base'}", ram=RAM)
+    assert (result.status, result.err) == (0, "")
+    assert result.out == f"{'z' * 40}\n2 3 4 1 2\n"
+
+
 # --- what a program may do beside using memory ----------------------------------------------------
 
 

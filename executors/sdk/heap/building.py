@@ -25,6 +25,11 @@ VERSIONS: Final = ("19", "16")
 """The versions of LLVM that the pass is written for, the preferred one first."""
 OF_MEMORY: Final = ("ciel_memory.c", "page_client.c", "page_cache.c", "codecs.c", "checksum.c")
 RUNTIME_FLAGS: Final = ("-std=gnu11", "-O2", "-g", "-fPIC", "-fno-builtin", "-D_GNU_SOURCE")
+OWN_NAMES: Final = (
+    "fail", "pager_*", "allocator_*", "calls_start", "signals_*", "store_*", "page_*", "checksum*",
+    "codec*", "pack*", "unpack*",
+)  # fmt: skip
+"""Names that the parts of the run-time share."""
 PASS_FLAGS: Final = ("-O1", "-std=c++17", "-fPIC", "-shared", "-fno-rtti", "-fvisibility=hidden")
 
 
@@ -107,7 +112,7 @@ def _sources() -> list[Path]:
 
 
 def _fingerprint() -> str:
-    digest = hashlib.sha256(repr((RUNTIME_FLAGS, PASS_FLAGS)).encode())
+    digest = hashlib.sha256(repr((RUNTIME_FLAGS, PASS_FLAGS, OWN_NAMES)).encode())
     headers = [*HERE.glob("*.h"), *MEMORY.glob("*.h"), *C_SDK.glob("ciel_kv*.h")]
     for path in [*_sources(), HERE / "pass.cpp", *sorted(headers)]:
         digest.update(path.read_bytes())
@@ -141,7 +146,18 @@ def _build_now(tools: Toolchain, directory: Path) -> None:
             include = [f"-I{place}" for place in (HERE, MEMORY, C_SDK)]
             _run([tools.clang, *RUNTIME_FLAGS, *include, "-c", str(source), "-o", objects[-1]])
         _run([tools.clang, "-r", "-nostdlib", *objects, "-o", str(made / "runtime.o")])
+        _hide_names(tools, made / "runtime.o")
         made.rename(directory)
+
+
+def _hide_names(tools: Toolchain, runtime: Path) -> None:
+    """Let a program define any names of the run-time itself: functions of its own, and replacements
+    of functions of libc.
+    """
+    asked = [tools.llvm_config, "--bindir"]
+    directory = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    hidden = [f"--localize-symbol={name}" for name in OWN_NAMES]
+    _run([f"{directory}/llvm-objcopy", "--wildcard", *hidden, "--weaken", str(runtime)])
 
 
 def _run(command: list[str]) -> None:
