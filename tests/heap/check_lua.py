@@ -1,7 +1,7 @@
 """Compiles Lua's interpreter, from Debian's source package, with `ciel-cc`: `make check-heap`.
 
 It has 30,000 lines, and uses its heap, longjmp and function pointers much. Both translations must
-print what the plain interpreter prints, also with a tenth of the heap in memory.
+print what the plain interpreter prints, also with a tenth of the heap in memory. Shows KVM-2.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ def a_tenth(source: Path) -> str:
 # --- programs run as plain ones do ----------------------------------------------------------------
 
 
+@pytest.mark.requirement("KVM-1", "KVM-2")
 @pytest.mark.parametrize("translation", TRANSLATIONS)
 def test_a_program_prints_the_same_with_its_heap_in_a_directory(
     where: Path, tmp_path: Path, translation: str
@@ -68,6 +69,7 @@ def test_a_program_prints_the_same_with_its_heap_in_a_directory(
     assert not (tmp_path / "base" / "data.mdb").exists()
 
 
+@pytest.mark.requirement("KVM-2", "KVM-5")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("translation", TRANSLATIONS)
@@ -82,6 +84,7 @@ def test_each_program_prints_the_same_with_a_tenth_of_its_heap_in_memory(
     assert run(program, heap=heap, ram=ram, timeout_s=200) == expected
 
 
+@pytest.mark.requirement("KVM-3")
 @pytest.mark.slow
 @pytest.mark.parametrize("allocator", ["first-fit", "bump"])
 @pytest.mark.parametrize("threads", ["1", "4"])
@@ -109,6 +112,7 @@ def test_a_program_may_define_names_of_the_run_time(
 # --- what a program may do beside using memory ----------------------------------------------------
 
 
+@pytest.mark.requirement("KVM-2")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["handler", "masks", "timers", "cancels", "exec", "deep", "stat"])
 def test_programs_may(edges: Path, tmp_path: Path, case: str) -> None:
@@ -183,6 +187,7 @@ def test_a_directory_serves_one_program_at_a_time(where: Path, tmp_path: Path) -
 # --- code that cannot be translated ---------------------------------------------------------------
 
 
+@pytest.mark.requirement("KVM-2")
 @pytest.mark.parametrize(
     "code, translation, text",
     [
@@ -248,6 +253,7 @@ def test_a_heap_that_was_used_and_freed_is_replaced(where: Path, tmp_path: Path)
     assert run(program, "5").err == "ciel_heap_restore: Operation not supported\n"
 
 
+@pytest.mark.requirement("KVM-1")
 @pytest.mark.slow
 def test_a_killed_program_finds_the_heap_of_its_last_sync(
     where: Path, tmp_path: Path, durable_store: tuple[str, dict[str, str]]

@@ -1,8 +1,8 @@
-"""Checks of key-value bases that take too long for a test: `make check-kv` (KVB-3, KVB-4).
+"""Checks of key-value bases that take too long for a test: `make check-kv`.
 
-Real daemons are killed while clients use them, and get mutated frames. The exit status is 1 if an
-acknowledged write is lost, a bulk put is seen in part, an increment takes effect twice, a history
-is not linearizable, or a frame harms another client.
+Shows KVB-3 and KVB-4. Real daemons are killed while clients use them, and get mutated frames. The
+exit status is 1 if an acknowledged write is lost, a bulk put is seen in part, an increment takes
+effect twice, a history is not linearizable, or a frame harms another client.
 
     KILLS=10000 HISTORIES=1000 FRAMES=1000000 python tests/state/check_kv.py [NAME ...]
 

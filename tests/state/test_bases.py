@@ -19,6 +19,7 @@ from ciel_tests.kv_daemons import KvDaemon
 from ciel_tests.redis_server import REDIS, redis_server
 
 
+@pytest.mark.requirement("KVB-4")
 class TestMemoryBase(KvSuite):
     capabilities = Capabilities(is_durable=False, is_shared=False)
 
@@ -26,6 +27,7 @@ class TestMemoryBase(KvSuite):
         return MemoryBase()
 
 
+@pytest.mark.requirement("KVB-2", "KVB-4")
 class TestEmbeddedBase(KvSuite):
     capabilities = Capabilities()
 
@@ -41,6 +43,7 @@ class TestSyncedEmbeddedBase(KvSuite):
         return EmbeddedBase(where, ALWAYS)
 
 
+@pytest.mark.requirement("KVB-2", "KVB-4")
 class TestRemoteBase(KvSuite):
     capabilities = Capabilities()
     rows_many = 1000

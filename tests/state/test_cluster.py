@@ -40,6 +40,7 @@ def count(word: str) -> int:
     return kv.increment(word)
 
 
+@pytest.mark.requirement("KVB-2")
 def test_tasks_and_clients_share_rows(client: ciel.Client) -> None:
     results = list(client.map(count, ["a", "b", "a"] * 5))
     with client.kv("words") as kv:
@@ -63,6 +64,7 @@ def add_then_die(name: str, marker: str) -> int:
     return int(was_done)
 
 
+@pytest.mark.requirement("KVB-3")
 def test_second_attempt_sees_what_the_first_has_done(client: ciel.Client, tmp_path: Path) -> None:
     task = ciel.task(retries=2)(add_then_die)
     future = client.submit(task, "n", str(tmp_path / "marker"))

@@ -56,6 +56,7 @@ def test_memory_base_is_linearizable() -> None:
         assert is_linearizable(record([base] * 4, KEYS, 40, seed))
 
 
+@pytest.mark.requirement("KVB-4")
 def test_embedded_base_is_linearizable(tmp_path: Path) -> None:
     for seed in range(20):
         where = tmp_path / f"{seed}"
@@ -100,6 +101,7 @@ def test_faulty_base_is_found(faulty: type[MemoryBase]) -> None:
     assert False in found
 
 
+@pytest.mark.requirement("KVB-4")
 def test_daemon_that_is_killed_is_linearizable(tmp_path: Path) -> None:
     with KvDaemon(tmp_path / "base", "--sync", "off") as daemon, ExitStack() as stack:
         bases = [stack.enter_context(daemon.base()) for _ in range(4)]

@@ -75,6 +75,7 @@ def test_names_keep_rows_apart(base: Base) -> None:
             open_kv(base, name)
 
 
+@pytest.mark.requirement("KVB-2")
 def test_scans(kv: KeyValues) -> None:
     kv.bulk_put({f"user/{n}": {"age": n} for n in range(50)} | {"v": 1})
     old = list(kv.scan(prefix="user/", where=lambda key, value: value["age"] > 47))
@@ -96,6 +97,7 @@ def test_keys_may_be_any_text(kv: KeyValues) -> None:
     assert set(kv) == {"", "ä", "\x00", "a:b", "😀", "\udcff"}
 
 
+@pytest.mark.requirement("KVB-2")
 def test_transaction_swaps(kv: KeyValues) -> None:
     kv.bulk_put({"x": 1, "y": 2})
     with kv.transaction() as t:
@@ -169,6 +171,7 @@ def test_transact_tries_again(kv: KeyValues) -> None:
     assert kv["n"] == 80
 
 
+@pytest.mark.requirement("KVB-3")
 def test_transaction_of_a_task_is_carried_out_once(base: Base) -> None:
     """KVB-3: a second attempt sees that the first has done it."""
     for attempt in range(3):
@@ -185,6 +188,7 @@ def test_transaction_of_a_task_is_carried_out_once(base: Base) -> None:
         open_kv(base).transaction(once="add")
 
 
+@pytest.mark.requirement("KVB-2")
 def test_lock_excludes(kv: KeyValues) -> None:
     inside = []
 

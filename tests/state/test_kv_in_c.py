@@ -758,6 +758,7 @@ def test_each_increment_counts_once_when_a_daemon_is_killed(start: Start, tmp_pa
         assert c.result() == (0, ["2"])
 
 
+@pytest.mark.requirement("KVB-3")
 @pytest.mark.slow
 def test_batches_are_carried_out_once_when_a_daemon_is_killed(start: Start, tmp_path: Path) -> None:
     keys = [f"page/{n}" for n in range(300)]
@@ -829,6 +830,7 @@ class LossyProxy:
                     client.sendall(data)
 
 
+@pytest.mark.requirement("KVB-3")
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])
 def test_a_batch_whose_reply_is_lost_is_carried_out_once(
     start: Start, place: Place, kv: KeyValues, lost: int

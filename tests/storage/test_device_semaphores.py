@@ -107,6 +107,7 @@ BOTH = pytest.mark.parametrize("language", ["c", "python"])
 PAIRS = pytest.mark.parametrize("first, second", [("python", "c"), ("c", "python"), ("c", "c")])
 
 
+@pytest.mark.requirement("CIB-40")
 @PAIRS
 def test_the_next_process_waits_until_the_holder_ends(
     start: Start, first: str, second: str
@@ -201,6 +202,7 @@ def test_an_entry_can_be_awaited_without_a_time_limit(device: str) -> None:
         leaving.join()
 
 
+@pytest.mark.requirement("CIB-40")
 def test_programs_and_threads_together_never_exceed_the_limit(
     program: str, device: str, tmp_path: Path
 ) -> None:
@@ -271,6 +273,7 @@ def test_an_entry_waits_for_a_directory_that_is_briefly_locked(device: str) -> N
         unlocking.join()
 
 
+@pytest.mark.requirement("CIB-41")
 def test_with_one_job_at_a_time_a_disk_seeks_once_for_each_file(
     device: str, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ class DiskStoreSuite(DirectoryStoreSuite):
         return open_disk({}, where / "store")
 
 
+@pytest.mark.requirement("CIB-54")
 class TestDiskStore(DiskStoreSuite):
     pass
 

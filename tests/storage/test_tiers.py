@@ -29,6 +29,7 @@ from ciel.testing.store_rules import digest, exit_code, start_child
 T = TypeVar("T")
 
 
+@pytest.mark.requirement("CIB-54")
 class TestTieredStore(DirectoryStoreSuite):
     """Tests a store whose lower level has no room, so that its capacity is the upper level's."""
 
@@ -117,6 +118,7 @@ def fill(store: TieredStore, end: int, start: int = 0) -> None:
 # Objects that leave the upper level
 
 
+@pytest.mark.requirement("CIB-52")
 def test_the_least_recently_used_object_is_moved_down_and_read_there(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
@@ -143,6 +145,7 @@ def test_no_object_is_moved_while_there_is_room(tiers: TieredStore) -> None:
     assert tiers.mover._thread is None  # none was even started
 
 
+@pytest.mark.requirement("CIB-52")
 def test_an_open_object_stays(tiers: TieredStore, tmp_path: Path) -> None:
     fill(tiers, 8)
     with tiers.open("o0") as reader, tiers.open("o1"):
@@ -172,6 +175,7 @@ def test_objects_that_can_be_fetched_again_are_dropped_before_any_is_moved(
     assert (memory.dropped, memory.evicted) == (2, 0)
 
 
+@pytest.mark.requirement("CIB-52")
 def test_a_reader_finds_an_object_in_some_level_at_every_moment(tiers: TieredStore) -> None:
     stop = threading.Event()
 
@@ -220,6 +224,7 @@ def test_a_damaged_object_stays_where_it_is(tiers: TieredStore, tmp_path: Path) 
 # Killed processes
 
 
+@pytest.mark.requirement("CIB-52")
 @pytest.mark.parametrize("moment", ["copying", "committing", "deleting"])
 def test_an_object_stays_readable_if_its_process_is_killed_while_moving_it(
     tmp_path: Path, moment: str

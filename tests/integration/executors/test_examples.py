@@ -297,6 +297,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Home]]:
         yield homes
 
 
+@pytest.mark.requirement("CIB-50", "CIB-54")
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_an_example_gives_the_expected_value_and_the_same_bytes_in_every_store(

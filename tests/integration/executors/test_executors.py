@@ -38,6 +38,7 @@ def run(cluster: TwoSlots, package: dict[str, Any]) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.requirement("CIB-2")
 @pytest.mark.slow
 def test_env_names_its_inputs_and_outputs_in_files(shared_cluster: TwoSlots) -> None:
     (shared_cluster.home.path / "large").write_bytes(b"x" * 5000)

@@ -207,6 +207,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: path / f"{name}.so" for name in ("powers", "copying")}
 
 
+@pytest.mark.requirement("CIB-5")
 def test_a_function_gets_descriptors_and_arguments(
     run: Run, libraries: dict[str, Path], lines: Path
 ) -> None:
@@ -245,6 +246,7 @@ def test_a_fault_of_a_function_is_reported(
 # --- java2 ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-5")
 @pytest.mark.slow
 def test_java_spawns_suspends_and_delegates(
     cluster: TwoSlots, jars: dict[str, Path], typed: Typed
@@ -368,6 +370,7 @@ def test_the_words_of_a_binary_are_run_with_their_task(
     assert fn == lines.read_text()
 
 
+@pytest.mark.requirement("CIB-5")
 def test_a_task_in_ocaml_delegates_to_a_closure(
     cluster: TwoSlots, run: Run, tmp_path: Path
 ) -> None:

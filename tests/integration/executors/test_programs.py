@@ -81,6 +81,7 @@ def add(job: Any, program: Path, *pargs: Any, n_outputs: int = 1) -> list[Refere
     return refs
 
 
+@pytest.mark.requirement("CIB-2", "CIB-5")
 @pytest.mark.parametrize("language", ["c", "socket", "py", "pl"])
 def test_a_task_is_suspended_for_a_child_and_delegates(
     client: Client, programs: Path, language: str

@@ -277,6 +277,7 @@ with Client() as client, client.job("both ways", keep=True) as job:
 """
 
 
+@pytest.mark.requirement("CIB-3")
 @pytest.mark.slow
 def test_objects_of_all_sizes_are_transferred_in_both_directions(cluster: Cluster) -> None:
     before_bytes = cluster.traffic_bytes()
@@ -359,6 +360,7 @@ def installed(hosts: list[Host], tmp_path: Path) -> Path:
     return hosts[0].inside / "installed"
 
 
+@pytest.mark.requirement("CIB-2", "CIB-3")
 @pytest.mark.slow
 def test_every_executor_runs_its_programs_on_either_host(
     cluster: Cluster, brought: Path, installed: Path

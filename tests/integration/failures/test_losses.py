@@ -95,6 +95,7 @@ def client(lab: Lab) -> Iterator[Client]:
 # --- killed ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-4")
 def test_a_killed_worker_costs_its_running_tasks_and_its_only_copies(
     lab: Lab, client: Client
 ) -> None:
@@ -164,6 +165,7 @@ def test_workers_that_are_killed_and_started_again_cost_only_their_running_tasks
 LONG: Final = 200
 
 
+@pytest.mark.requirement("CIB-4")
 @pytest.mark.slow
 def test_a_long_chain_is_recomputed_when_all_its_objects_were_deleted(
     lab: Lab, client: Client

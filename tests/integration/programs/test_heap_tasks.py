@@ -14,6 +14,8 @@ from ciel_tests.heaps import HEAP_TESTS, ciel_cc, plain, run, translated, why_no
 if reason := why_no_compiler():
     pytest.skip(reason, allow_module_level=True)
 
+pytestmark = pytest.mark.requirement("KVM-1", "KVM-2", "KVM-3", "KVM-5")
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "heap" / "sort.c"
 RECORD_BYTES, KEY_BYTES = 100, 10
 

@@ -132,6 +132,7 @@ def programs(client: ciel.Client) -> dict[int, int]:
     return found
 
 
+@pytest.mark.requirement("POOL-1", "POOL-5")
 @pytest.mark.slow
 def test_tables_are_made_and_read_in_the_store(
     client: ciel.Client, paths: list[str], expected: pa.Table
@@ -159,6 +160,7 @@ def test_tables_are_made_and_read_in_the_store(
     assert counted(client, "copied_bytes") - copied_before < SMALL_BYTES
 
 
+@pytest.mark.requirement("POOL-1", "POOL-3")
 @pytest.mark.slow
 def test_stores_copy_nothing_in_the_strict_build(paths: list[str], expected: pa.Table) -> None:
     """There each process has copies, which stand for the caches of its core."""
@@ -173,6 +175,7 @@ def test_stores_copy_nothing_in_the_strict_build(paths: list[str], expected: pa.
         assert counted(client, "copied_bytes") < SMALL_BYTES
 
 
+@pytest.mark.requirement("POOL-1")
 def test_a_draft_is_filled_in_the_store(client: ciel.Client) -> None:
     before = programs(client)
     table = client.submit(fill, 500_000).result()

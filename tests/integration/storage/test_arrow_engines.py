@@ -114,6 +114,7 @@ def by_acero(table: pa.Table) -> list[Rows]:
 ENGINES = {"duckdb": by_duckdb, "polars": by_polars, "pandas": by_pandas, "acero": by_acero}
 
 
+@pytest.mark.requirement("POOL-5")
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_gives_the_same_answers(name: str, tables: tuple[pa.Table, pa.Table]) -> None:
     of_tasks, of_one = tables

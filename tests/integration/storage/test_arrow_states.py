@@ -46,6 +46,7 @@ def pass_on(number: int) -> list[int]:
     return [states.flags(member) for member in range(3)]
 
 
+@pytest.mark.requirement("POOL-6")
 def test_members_see_what_others_have_set(client: ciel.Client) -> None:
     found = client.gather(together(client, pass_on))
     assert found == [[0b001, 0b011, 0b101]] * 3
@@ -130,6 +131,7 @@ with ciel.Client() as client:
 """
 
 
+@pytest.mark.requirement("POOL-6")
 @pytest.mark.slow
 def test_members_on_two_hosts_see_each_other(tmp_path: Path) -> None:
     with Hosts(tmp_path) as (here, there):

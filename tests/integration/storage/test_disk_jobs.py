@@ -32,6 +32,7 @@ def places(device: Device) -> int:
     return len(os.listdir(f"/dev/shm/ciel-io-{os.geteuid()}/{device.name}"))
 
 
+@pytest.mark.requirement("CIB-40", "CIB-42")
 def test_a_task_that_waits_for_the_disk_leaves_its_slots_to_others(home: Home, disk: Path) -> None:
     device = device_of(disk)
     assert device.is_limited, f"{disk} lies in memory"

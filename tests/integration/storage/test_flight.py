@@ -131,6 +131,7 @@ def test_what_is_no_table_is_refused(served: Served) -> None:
             put(served, "x" * 201, TABLE)
 
 
+@pytest.mark.requirement("POOL-7")
 def test_each_call_needs_a_key(served: Served) -> None:
     with served.client() as client:
         for token in ("", "x", Key.new().text(), f"submit-{'0' * 64}"):

@@ -91,6 +91,7 @@ def lent_files(client: ciel.Client) -> dict[str, int]:
     return found
 
 
+@pytest.mark.requirement("POOL-4")
 def test_an_output_lies_in_the_memory_of_the_worker_that_is_named(client: ciel.Client) -> None:
     elsewhere = 0
     for at in addresses(client):
@@ -130,6 +131,7 @@ def fill_and_die(ats: list[str]) -> pa.Table:
     return table
 
 
+@pytest.mark.requirement("POOL-4", "POOL-7")
 def test_the_owner_frees_what_a_dead_creator_has_allocated(client: ciel.Client) -> None:
     assert client.submit(fill_and_die, addresses(client)).result().num_rows == ROWS
     wait_for(lambda: sum(lent_files(client).values()) == 0, "the owners free the memory")

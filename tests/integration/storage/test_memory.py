@@ -36,6 +36,7 @@ def lenders(lasting_cluster: HandCluster) -> Iterator[Lenders]:
     lenders.leave()
 
 
+@pytest.mark.requirement("NET-4", "NET-5")
 def test_nothing_is_lost_while_servers_die_and_leave(
     lenders: Lenders, lasting_cluster: HandCluster
 ) -> None:

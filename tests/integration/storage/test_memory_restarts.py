@@ -128,6 +128,7 @@ def test_what_has_left_before_a_restart_does_not_come_back(
     assert [row["server"] for row in before[0]] == sorted(servers[1:])
 
 
+@pytest.mark.requirement("NET-5")
 @pytest.mark.slow
 def test_a_standby_that_takes_over_has_the_volumes(cluster: HandCluster, lenders: Lenders) -> None:
     home = cluster.home

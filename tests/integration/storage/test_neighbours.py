@@ -77,6 +77,7 @@ CASES = {
 }
 
 
+@pytest.mark.requirement("CIB-56")
 @pytest.mark.parametrize("one, other, expected", CASES.values(), ids=CASES)
 def test_an_object_is_copied_between_two_stores_in_one_hop_without_http(
     home: Home, tmp_path: Path, one: str, other: str, expected: dict[str, int]
@@ -104,6 +105,7 @@ def messages(counted: Counters) -> dict[str, int]:
     return {kind: n for kind, n in counted["messages"].items() if n and kind != "stores"}
 
 
+@pytest.mark.requirement("CIB-56")
 @pytest.mark.parametrize("one, other", [specs[:2] for specs in CASES.values()], ids=CASES)
 def test_a_program_loads_from_another_store_without_the_master(
     home: Home, one: str, other: str

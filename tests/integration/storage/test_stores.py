@@ -73,6 +73,7 @@ def fetches(cluster: LocalCluster, client: Client) -> dict[str, int]:
     return total
 
 
+@pytest.mark.requirement("CIB-56")
 def test_an_object_of_one_core_is_found_by_another_without_a_transfer(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:

@@ -146,6 +146,7 @@ def crashed(where: Path, change: Callable[[Path], object]) -> BufferedRows:
     return open_rows(copy)[0]
 
 
+@pytest.mark.requirement("KVB-2")
 def test_rows_are_there_after_a_crash(tmp_path: Path) -> None:
     rows = crashed(tmp_path / "base", lambda log: None)
     assert [key for key, _ in rows.layers.range(b"", None)] == [b"%d" % n for n in range(5)]
