@@ -3,6 +3,8 @@
  * A core polls, and sleeps if it finds no news; two other cores publish news and ring. The bell
  * counts in steps of two and is odd while the core may be asleep. The model shows: when no further
  * step is possible, the core has seen all published news.
+ *
+ * Shows CIB-31.
  */
 #define RINGERS 2
 #define NEWS 2 /* published by each of them */

@@ -12,6 +12,8 @@
  * client that has seen the old generation could replay the log of the next client.
  *
  *     spin -run -safety locks.pml
+ *
+ * Shows CIB-24.
  */
 #ifndef CLIENTS
 #define CLIENTS 3

@@ -16,6 +16,8 @@
  *
  * Clients that only read use the same orderings: `list_read_only` with the sequence of a group, and
  * `stat_read_only` and `read_only_inode` with the generation of an inode, which they know already.
+ *
+ * Shows CIB-24.
  */
 #ifndef ROUNDS
 #define ROUNDS 3

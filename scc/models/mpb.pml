@@ -7,6 +7,8 @@
  * twice, no line that may still be read is overwritten, and no core waits for ever. A message is
  * two pieces of one line each; a part of a buffer has two lines. bell.pml models the bell; a core
  * in this model therefore polls whenever there is a flag that it has not read.
+ *
+ * Shows CIB-30, CIB-31 and POOL-3.
  */
 #ifndef DEATHS
 #define DEATHS 2

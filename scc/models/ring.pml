@@ -12,6 +12,8 @@
  * order, tail - head stays within the capacity); no side sleeps for ever while the bytes or the
  * room that it waits for exist, or while the other side is gone (no invalid end state); and the
  * reader gets all bytes that were written before the writer died, so all bytes if neither dies.
+ *
+ * Shows CIB-32.
  */
 #define CAPACITY 2
 #define TOTAL 4

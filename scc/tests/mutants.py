@@ -10,6 +10,8 @@ run with these arguments, in the strict build, until one fails; one file is comp
 call that the strict build omits, or never reaches since it has no clients that only read, may be
 named by a model in a `fails:` line; .ci/check-deep runs the models. Prints a Markdown table of
 mutants and the tests that catch them; fails if one is not caught.
+
+Shows POOL-3.
 """
 
 from __future__ import annotations

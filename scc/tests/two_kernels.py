@@ -4,7 +4,7 @@ Each machine runs a kernel of its own, as the cores of the SCC did. Both have a 
 memory is the same file of the host (`ivshmem-plain`). They share nothing else: no files, no
 processes, no clock. The tools, and `two_kernels.c`, run in both.
 
-`ciel.testing.virtual_machines` says what this needs.
+`ciel.testing.virtual_machines` says what this needs. Shows CIB-21, CIB-30 and POOL-3.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ def addresses(table: pa.Table) -> list[int]:
     ]
 
 
+@pytest.mark.requirement("POOL-5")
 def test_the_parts_follow_each_other_and_are_not_copied() -> None:
     tables = [a_table(0), a_table(3, 5), a_table(8, 0), a_table(8)]
     found = ciel.arrow.concat(map(future_of, tables)).result()
@@ -65,6 +66,7 @@ def test_record_batches_are_parts_too() -> None:
     assert ciel.arrow.concat([future_of(batch)] * 2).result()["k"].to_pylist() == [1, 2, 1, 2]
 
 
+@pytest.mark.requirement("POOL-5")
 @pytest.mark.parametrize(
     "other, difference",
     [

@@ -70,6 +70,7 @@ def mappings(path: Path) -> int:
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
+@pytest.mark.requirement("POOL-1", "POOL-3")
 def test_a_table_lies_in_the_file(output: Output) -> None:
     numbers = np.arange(100_000)
     table = pa.table({"n": numbers, "t": [f"text {n % 50}" for n in numbers]})
@@ -92,6 +93,7 @@ def test_a_table_lies_in_the_file(output: Output) -> None:
         assert output.place(buffer) % 128 == 0
 
 
+@pytest.mark.requirement("POOL-3")
 @pytest.mark.slow
 def test_buffers_of_any_size_keep_their_content_and_never_overlap(output: Output) -> None:
     chance = random.Random(1)

@@ -65,6 +65,7 @@ def test_a_member_sets_its_flags_and_others_see_them(worker: Worker) -> None:
     assert worker.told == [("phase", 0)] * 4
 
 
+@pytest.mark.requirement("POOL-6")
 def test_a_wait_ends_when_the_flags_in_the_mask_are_as_wanted(worker: Worker) -> None:
     first, second = worker.member(0), worker.member(1)
     first.set(0b01)

@@ -31,6 +31,7 @@ def in_chunks(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table, table.slice(2), table.slice(0, 1)])
 
 
+@pytest.mark.requirement("POOL-7")
 @pytest.mark.parametrize("column", COLUMNS)
 def test_a_table_of_each_type_survives(column: str) -> None:
     table = whole(column)
@@ -75,6 +76,7 @@ def test_a_slice_of_a_long_column_of_each_type_survives(column: str) -> None:
         assert found.equals(part)
 
 
+@pytest.mark.requirement("POOL-1")
 def test_reading_copies_nothing() -> None:
     content = memoryview(stored(pa.table({"a": np.arange(1000)})))
     start = pa.py_buffer(content).address
@@ -98,6 +100,7 @@ def test_what_is_read_keeps_the_content() -> None:
     assert alive() is None
 
 
+@pytest.mark.requirement("POOL-2")
 def test_a_descriptor_of_three_columns_has_some_hundred_bytes() -> None:
     kinds = {"a": pa.int64(), "b": pa.int8(), "c": pa.uint16()}
     table = pa.table({name: pa.array([1], kind) for name, kind in kinds.items()})
@@ -105,6 +108,7 @@ def test_a_descriptor_of_three_columns_has_some_hundred_bytes() -> None:
     assert len(description.descriptor) <= 400
 
 
+@pytest.mark.requirement("POOL-2")
 def test_buffers_that_lie_in_the_object_are_not_written_again() -> None:
     table = pa.table({"a": np.arange(100), "b": np.arange(100)})
     start = table["a"].chunk(0).buffers()[1].address
@@ -189,6 +193,7 @@ def test_a_wrong_descriptor_is_refused(place: int | str, value: int, reason: str
         arrow_tables.read(memoryview(content))
 
 
+@pytest.mark.requirement("POOL-7")
 def test_offsets_that_point_outside_are_refused() -> None:
     table = pa.table({"a": ["abc", "de"]})
     content = bytearray(stored(table))
@@ -208,6 +213,7 @@ def test_other_objects_are_no_tables(content: bytes) -> None:
 MUTANTS = 100_000 if os.environ.get("CIEL_LONG") else 2_000
 
 
+@pytest.mark.requirement("POOL-7")
 def test_mutated_objects_give_an_error_or_a_valid_table() -> None:
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-m", arrow_mutants.__name__, str(MUTANTS)],

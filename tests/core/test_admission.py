@@ -101,6 +101,7 @@ def test_without_a_limit_every_job_starts_at_once() -> None:
     assert [admission.request(n, MIB, 0.0) for n in range(100)] == [[n] for n in range(100)]
 
 
+@pytest.mark.requirement("CIB-40")
 @given(st.integers(1, 8), st.lists(st.integers(0, 50 * MIB), max_size=30))
 def test_as_many_jobs_run_as_the_limit_allows(limit: int, sizes: list[int]) -> None:
     admission: Admission[int] = Admission(Policy(limit), is_rotating=False)
@@ -170,6 +171,7 @@ def test_no_job_is_overtaken_for_longer_than_its_own_duration(
 # --- adapting -------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-41")
 def test_a_spinning_disk_is_measured_to_be_best_with_one_job_at_a_time() -> None:
     disk = Disk(spinning, Policy(adapts=True))
     assert disk.run(400) > 0.95 * 105e6
@@ -227,6 +229,7 @@ def test_the_limit_does_not_adapt_when_there_are_too_few_jobs() -> None:
     assert disk.admission.limit == FIRST_AT_A_TIME
 
 
+@pytest.mark.requirement("CIB-42")
 @pytest.mark.parametrize("policy", [Policy(adapts=True), Policy(1), Policy(3)])
 def test_the_estimate_for_pending_jobs_uses_the_measured_rate(policy: Policy) -> None:
     disk = Disk(lambda running: 20e6, policy)

@@ -85,6 +85,7 @@ def test_a_childs_name_is_the_documented_digest() -> None:
     assert check_id(expected) == expected
 
 
+@pytest.mark.requirement("CIB-1")
 @given(st.tuples(ids(), st.integers(0, 99), st.text("0123456789abcdef", max_size=4)))
 def test_children_share_a_name_only_if_they_are_the_same(first: tuple[str, int, str]) -> None:
     parent, ordinal, digest = first

@@ -74,6 +74,7 @@ def test_the_cost_of_a_worker_does_not_depend_on_the_other_candidates(
         assert rank(loads, [candidate(name)], HOSTS)[0].cost_s == together[name]
 
 
+@pytest.mark.requirement("CIB-53")
 def test_the_holder_ranks_first_then_its_host_then_other_hosts() -> None:
     held = [Load(MIB, frozenset((W1,)))]
     assert order(held, candidate(W2), candidate(W3), candidate(W1)) == [W1, W3, W2]
@@ -90,6 +91,7 @@ def test_a_copy_on_the_same_host_counts_whichever_worker_holds_it() -> None:
     assert rank(held, [candidate(W3)], HOSTS)[0].cost_s == MIB / SAME_HOST_BYTES_PER_S
 
 
+@pytest.mark.requirement("CIB-53")
 def test_a_holder_that_is_busy_for_long_loses_to_a_worker_that_must_fetch() -> None:
     held = [Load(100_000_000, frozenset((W1,)))]
     fetch_s = 100_000_000 / OTHER_HOST_BYTES_PER_S
@@ -114,6 +116,7 @@ def test_the_reason_says_that_a_worker_has_all_inputs() -> None:
     assert reason == "this worker has all inputs, and a free slot in about 0.25 s"
 
 
+@pytest.mark.requirement("CIB-42")
 def test_an_input_from_another_host_waits_for_the_disk() -> None:
     held = [Load(100_000_000, frozenset((W2,)))]
     busy = Candidate(W1, "h1", 0.0, disk_s=3.0)

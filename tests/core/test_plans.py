@@ -30,6 +30,7 @@ TABLE: list[tuple[Reference, list[Plan]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.requirement("CIB-3")
 @pytest.mark.parametrize("ref, plans", TABLE, ids=range(len(TABLE)))
 def test_plans_prefer_links_then_the_same_host_and_never_use_unknown_addresses(
     ref: Reference, plans: list[Plan]

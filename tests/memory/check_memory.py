@@ -1,9 +1,11 @@
-"""Checks of remote memory that take too long for a test: `make check-memory` (NET-2, NET-5, NET-7).
+"""Checks of remote memory that take too long for a test: `make check-memory`.
 
 Each check starts real servers, prints a line for each figure, and says whether the goal is met. The
 exit status is 1 if an answer was wrong; a figure that misses its goal is only printed.
 
     python tests/memory/check_memory.py [NAME ...]
+
+Shows NET-2, NET-5 and NET-7.
 
 Needs Debian's packages nbdkit, nbdkit-plugin-dev, libnbd-bin, python3-libnbd, qemu-utils, fio and
 e2fsprogs.

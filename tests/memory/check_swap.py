@@ -1,4 +1,4 @@
-"""A virtual machine swaps to the memory of two servers: `make check-swap` (NET-2, NET-7).
+"""A virtual machine swaps to the memory of two servers: `make check-swap`. Shows NET-2 and NET-7.
 
 The machine has less memory than its programs need, and a volume as its only disk. Its sorts must be
 right, also when a server is killed. The same sorts then swap to the memory of nbdkit and to a

@@ -116,6 +116,7 @@ def test_a_damaged_page_is_read_again(open_space: Open, flipped: int) -> None:
     assert (server.requests, server.connections) == (2, 1)
 
 
+@pytest.mark.requirement("NET-6")
 def test_a_page_that_stays_damaged_is_an_error(open_space: Open) -> None:
     server, space = open_space(lambda number, header: [reply(header, flipped=5)])
     with pytest.raises(SpaceError, match="damaged"):

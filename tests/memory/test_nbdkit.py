@@ -98,6 +98,7 @@ def run(*words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.requirement("NET-2")
 def test_any_client_sees_its_size_and_abilities(uri: str) -> None:
     needs("nbdinfo")
     told = run("nbdinfo", uri)
@@ -106,6 +107,7 @@ def test_any_client_sees_its_size_and_abilities(uri: str) -> None:
         assert f"{ability}: true" in told
 
 
+@pytest.mark.requirement("NET-2")
 def test_an_image_is_copied_there_and_back(uri: str, tmp_path: Path) -> None:
     needs("nbdcopy")
     needs("qemu-img")

@@ -64,6 +64,7 @@ def test_a_page_that_was_written_is_not_read(nodes: Nodes, space: Space) -> None
     assert read(space, 5) == bytes(PAGE_BYTES)
 
 
+@pytest.mark.requirement("NET-5")
 def test_the_pages_used_longest_ago_are_forgotten_first(nodes: Nodes, space: Space) -> None:
     fill(space)
     numbers = [*range(1000, 0, -15)][:CACHED]  # never sequential
@@ -78,6 +79,7 @@ def test_the_pages_used_longest_ago_are_forgotten_first(nodes: Nodes, space: Spa
     assert pages_read(nodes) == before + 2
 
 
+@pytest.mark.requirement("NET-6")
 @pytest.mark.parametrize("pages", [1, 3])
 def test_sequential_reads_read_ahead(nodes: Nodes, space: Space, pages: int) -> None:
     fill(space)

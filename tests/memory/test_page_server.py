@@ -269,6 +269,7 @@ def test_trimmed_pages_are_zeros_and_their_space_is_free(server: Server) -> None
     assert server.pages.figures().pages_used == 1
 
 
+@pytest.mark.requirement("NET-1")
 def test_volumes_and_extents_are_apart(server: Server) -> None:
     server.hold(Role.PRIMARY, extent=1)
     server.pages.hold([Holding(VOLUME + 1, 0, 1, Role.PRIMARY)])
@@ -551,6 +552,7 @@ def test_a_primary_without_its_lease_serves_nobody(server: Server) -> None:
 # --- backups --------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("NET-5")
 def test_a_backup_that_is_promoted_has_all_pages(pair: tuple[Server, Server]) -> None:
     primary, backup = pair
     caller = Caller(primary)
@@ -589,6 +591,7 @@ def test_writes_take_effect_in_their_order(make: Make) -> None:
     assert Caller(primary, epoch=2).read(0) == page("4")
 
 
+@pytest.mark.requirement("KVB-3")
 def test_a_repeated_request_takes_effect_once(pair: tuple[Server, Server]) -> None:
     """The client did not get the reply, and another one has written since (KVB-3)."""
     primary, backup = pair

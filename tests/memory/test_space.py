@@ -39,10 +39,12 @@ def mixed(pages: int) -> bytes:
     return b"".join([chance.choice(kinds)[:PAGE_BYTES].ljust(PAGE_BYTES) for _ in range(pages)])
 
 
+@pytest.mark.requirement("KVB-1")
 def test_a_space_has_attributes(space: Space) -> None:
     assert space.attributes() == Attributes(3 * EXTENT_BYTES, PAGE_BYTES, 2)
 
 
+@pytest.mark.requirement("NET-1", "KVB-1")
 @pytest.mark.parametrize(
     "address, length",
     [
@@ -75,6 +77,7 @@ def test_what_lies_outside_is_refused(space: Space, address: int, length: int) -
         space.trim(address, length)
 
 
+@pytest.mark.requirement("NET-5")
 @pytest.mark.parametrize("codec", CODECS[1:])
 def test_compressed_pages_take_less_memory(nodes: Nodes, codec: str) -> None:
     nodes.join("a")
@@ -100,6 +103,7 @@ def test_a_codec_without_a_library_is_an_error_that_says_what_to_install(
         Space(owner, 1, 3, 1, compress="brotli")
 
 
+@pytest.mark.requirement("KVB-1")
 def test_two_spaces_share_a_volume(nodes: Nodes) -> None:
     nodes.join("a")
     space, other = nodes.create("v", 3, 1), nodes.open("v")
@@ -126,6 +130,7 @@ def test_nothing_is_lost_with_a_server(nodes: Nodes, space: Space) -> None:
     assert space.read(0, len(content)) == content
 
 
+@pytest.mark.requirement("NET-4")
 def test_a_server_leaves_and_nobody_notices(nodes: Nodes, space: Space) -> None:
     content = os.urandom(3 * EXTENT_BYTES)
     space.write(0, content)
@@ -137,6 +142,7 @@ def test_a_server_leaves_and_nobody_notices(nodes: Nodes, space: Space) -> None:
     wait_for(lambda: nodes.copies("v") == 2, "both copies")
 
 
+@pytest.mark.requirement("NET-6", "KVB-1")
 def test_without_a_copy_a_call_fails_in_time_and_names_the_server(nodes: Nodes) -> None:
     nodes.join("only")
     space = nodes.create("v", 1, 1, timeout_s=0.5)

@@ -121,12 +121,14 @@ def test_a_new_volume_tells_its_backups_before_its_primary() -> None:
     assert owner.place() == Place(1, "a:1", "")
 
 
+@pytest.mark.requirement("NET-3")
 def test_extents_are_spread_by_free_memory() -> None:
     owner = Owner("a", "b", "c")
     owner.create(extents=6)
     assert sorted(len(server.held) for server in owner.volumes.servers.values()) == [4, 4, 4]
 
 
+@pytest.mark.requirement("NET-1", "NET-3")
 def test_volumes_never_need_more_than_is_offered() -> None:
     owner = Owner("a", "b", extents_max=3)
     owner.create("v", extents=2)
@@ -301,6 +303,7 @@ def test_a_server_that_is_not_needed_any_more_keeps_nothing_when_it_returns() ->
     assert owner.orders[-1] == Keep(backup, ())
 
 
+@pytest.mark.requirement("NET-4")
 def test_a_draining_server_is_dismissed_when_others_have_its_pages() -> None:
     owner = Owner("a", "b", "c")
     owner.create(extents=3)

@@ -58,6 +58,7 @@ def run(workplace: Path, *words: str | Path, **variables: str) -> subprocess.Com
     return ended
 
 
+@pytest.mark.requirement("CIB-25")
 def test_the_four_tests_of_appendix_a_print_ok(workplace: Path) -> None:
     text = (SCRIPTS / "run-fs-tests.sh").read_text()
     shape = {}
@@ -77,6 +78,7 @@ def test_the_four_tests_of_appendix_a_print_ok(workplace: Path) -> None:
     assert os.listdir(workplace / "tmp") == []
 
 
+@pytest.mark.requirement("CIB-25", "CIB-41")
 def test_the_benchmark_of_appendices_b_and_c_loads_every_file(workplace: Path) -> None:
     workers, size = ("8", "67108864") if IS_FULL else ("3", "100000")
     if not IS_FULL:  # the caches of the whole machine are left alone

@@ -63,6 +63,7 @@ def used(store: SccStore) -> int:
 # --- finding --------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-56")
 def test_what_a_core_commits_another_finds_without_a_copy(cores: list[SccStore]) -> None:
     cores[0].put("a", CONTENT)
     before = used(cores[1])
@@ -239,6 +240,7 @@ def test_an_object_is_made_in_place(cores: list[SccStore]) -> None:
     assert cores[0].check() == []
 
 
+@pytest.mark.requirement("CIB-52")
 def test_what_has_no_room_lies_on_a_disk(tmp_path: Path) -> None:
     options = {"cores": "1", "capacity": "1MiB", "instance": INSTANCE}
     with open_scc(options, tmp_path) as store:

@@ -74,6 +74,7 @@ def device(program: Path) -> Iterator[Device]:
     path.unlink()
 
 
+@pytest.mark.requirement("CIB-21")
 def test_the_tools_use_an_image_in_one_file(device: Device, tmp_path: Path) -> None:
     assert device.run("shminit", "--blocks=20") == (0, "")
     (tmp_path / "file").write_text("content")
@@ -121,6 +122,7 @@ def test_places_outside_of_the_file_are_refused(device: Device) -> None:
     assert device.run("shmlist")[0] == 1
 
 
+@pytest.mark.requirement("CIB-30")
 @pytest.mark.slow
 def test_a_client_lives_as_long_as_its_heart_beats(device: Device) -> None:
     assert device.run("shminit", "--blocks=500", "--block-size=64KiB") == (0, "")

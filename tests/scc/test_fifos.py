@@ -29,6 +29,7 @@ def fifos(tmp_path: Path) -> Iterator[Fifos]:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.requirement("CIB-23")
 def test_a_program_reads_what_is_given(fifos: Fifos, tmp_path: Path) -> None:
     served = fifos.serve(memoryview(CONTENT))
     assert subprocess.check_output(["cat", served.path]) == CONTENT
@@ -42,6 +43,7 @@ def test_what_is_empty_ends_at_once(fifos: Fifos) -> None:
     assert served.result.result(PATIENCE_S) == 0
 
 
+@pytest.mark.requirement("CIB-23")
 def test_a_program_writes_what_is_taken(fifos: Fifos) -> None:
     taken = bytearray()
     served = fifos.accept(taken.extend)
@@ -50,6 +52,7 @@ def test_a_program_writes_what_is_taken(fifos: Fifos) -> None:
     assert bytes(taken).split() == [b"%d" % number for number in range(1, 100_001)]
 
 
+@pytest.mark.requirement("CIB-23")
 def test_a_reader_that_leaves_early_ends_the_service(fifos: Fifos) -> None:
     served = fifos.serve(memoryview(CONTENT))
     assert subprocess.check_output(["head", "-c", "10", served.path]) == CONTENT[:10]
@@ -123,6 +126,7 @@ def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.requirement("CIB-23")
 def test_the_content_is_let_go_of_when_the_service_ends(tmp_path: Path) -> None:
     control, data, fifos_path = tmp_path / "control", tmp_path / "data", tmp_path / "fifos"
     fifos_path.mkdir()

@@ -95,6 +95,7 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.requirement("CIB-51")
 def test_a_file_that_is_not_committed_is_an_ordinary_file(mount: Mount) -> None:
     path = mount.place / "a"
     with open(path, "w+b") as file:
@@ -115,6 +116,7 @@ def test_a_file_that_is_not_committed_is_an_ordinary_file(mount: Mount) -> None:
     assert (row["size_bytes"], row["committed"]) == (12, False)
 
 
+@pytest.mark.requirement("CIB-51")
 def test_mapped_memory_is_the_file(mount: Mount) -> None:
     with open(mount.place / "a", "w+b") as file:
         file.truncate(3 * BLOCK)
@@ -155,6 +157,7 @@ def test_a_file_made_without_permission_to_write_is_committed_when_closed(mount:
     wait_until(lambda: mount.image.names()["a"]["committed"])  # the kernel closes by and by
 
 
+@pytest.mark.requirement("CIB-51")
 def test_what_others_do_is_seen_at_once(mount: Mount, tmp_path: Path) -> None:
     for content in (b"first", b"second, and longer"):
         (tmp_path / "a").write_bytes(content)

@@ -61,6 +61,7 @@ BUILDS = pytest.mark.parametrize("build", ["strict", "coherent", "flushing"])
 BUILDS_THAT_DIE = pytest.mark.parametrize("build", ["strict", "coherent"])
 
 
+@pytest.mark.requirement("CIB-30", "CIB-31")
 @pytest.mark.slow
 @BUILDS
 def test_messages_of_every_length_arrive_as_they_were_sent(build: str) -> None:
@@ -74,23 +75,27 @@ def test_cores_that_send_much_to_each_other_at_once_do_not_wait_for_each_other(b
     run(build, "cross", 2)
 
 
+@pytest.mark.requirement("CIB-31")
 @BUILDS
 @pytest.mark.parametrize("cores", [2, 4])
 def test_many_requests_at_a_time_are_each_served_once_and_in_order(build: str, cores: int) -> None:
     run(build, "mix", cores)
 
 
+@pytest.mark.requirement("CIB-31")
 @BUILDS
 def test_whoever_receives_from_any_serves_all_in_turn(build: str) -> None:
     run(build, "any", 5)
 
 
+@pytest.mark.requirement("CIB-31")
 @BUILDS
 @pytest.mark.parametrize("cores", [2, 8])
 def test_nobody_leaves_a_barrier_before_all_have_come(build: str, cores: int) -> None:
     run(build, "barrier", cores)
 
 
+@pytest.mark.requirement("CIB-31")
 @BUILDS
 def test_one_core_at_a_time_holds_a_lock(build: str) -> None:
     run(build, "lock", 4)
@@ -126,6 +131,7 @@ def test_kills_lose_nothing_that_was_acknowledged_and_duplicate_nothing(build: s
     assert counts.startswith(f"{KILLS} kills")
 
 
+@pytest.mark.requirement("POOL-3")
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_no_two_cores_touch_a_byte_at_the_same_time() -> None:

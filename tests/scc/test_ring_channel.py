@@ -1,3 +1,5 @@
+import pytest
+
 from ciel.testing.channel_suite import RingChannelSuite, SocketChannelSuite
 
 
@@ -5,6 +7,7 @@ class TestSockets(SocketChannelSuite):
     pass
 
 
+@pytest.mark.requirement("CIB-32")
 class TestRings(RingChannelSuite):
     pass
 

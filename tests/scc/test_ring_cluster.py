@@ -43,6 +43,7 @@ def maps_a_channel(pid: int, kind: str = "ring") -> bool:
         return False  # it has ended
 
 
+@pytest.mark.requirement("CIB-32", "CIB-53")
 @pytest.mark.slow
 def test_jobs_run_over_rings_and_a_worker_that_is_killed_is_missed(home: Home) -> None:
     cluster = HandCluster.start(home, 2, of_all=("--channel", "ring", "--spin", "20"))
@@ -71,6 +72,7 @@ def test_jobs_run_over_rings_and_a_worker_that_is_killed_is_missed(home: Home) -
         shutil.rmtree(spool)
 
 
+@pytest.mark.requirement("CIB-32", "CIB-53")
 @pytest.mark.slow
 def test_jobs_run_over_messages_between_cores(home: Home) -> None:
     cluster = HandCluster.start(home, 2, of_all=("--channel", "mpb"))

@@ -170,6 +170,7 @@ def offered(connection: socket.socket) -> int:
 # --- over and on ----------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-32")
 def test_messages_go_on_by_the_channel_in_their_order(house: House) -> None:
     peer = house.call(house.kind.name, mine=house.channels)
     for number in range(300):  # the first of them before the switch is over

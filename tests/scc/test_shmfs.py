@@ -45,6 +45,7 @@ BUILDS = {
 }
 
 
+@pytest.mark.requirement("CIB-21", "CIB-22", "CIB-24")
 @pytest.mark.parametrize("build", BUILDS)
 def test_the_core_keeps_its_promises_whoever_dies_and_whatever_is_damaged(build: str) -> None:
     defines, flags, runs = BUILDS[build]

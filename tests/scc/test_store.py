@@ -94,10 +94,12 @@ def capabilities(*, mappable: bool) -> Capabilities:
     )
 
 
+@pytest.mark.requirement("CIB-54")
 class TestSccStore(SccRules):
     capabilities = capabilities(mappable=True)
 
 
+@pytest.mark.requirement("CIB-30", "POOL-3")
 class TestStrict(SccRules):
     capabilities = capabilities(mappable=False)
     build = "strict"
@@ -106,10 +108,12 @@ class TestStrict(SccRules):
 
 if IS_LONG:
 
+    @pytest.mark.requirement("CIB-24")
     class TestWithManyLocks(SccRules):
         capabilities = capabilities(mappable=True)
         shards = 64
 
+    @pytest.mark.requirement("POOL-3")
     class TestFlushing(SccRules):
         capabilities = capabilities(mappable=True)
         build = "flushing"

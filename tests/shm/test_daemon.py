@@ -49,6 +49,7 @@ def received(sock: socket.socket, count: int) -> list[Message]:
 # --- loads, writes, commits -----------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-10", "CIB-20")
 def test_what_is_on_the_disk_is_loaded_into_memory_once(pair: BlockStores) -> None:
     pair.put("a", "on-disk", CONTENT)
     client = pair.client("a")
@@ -58,6 +59,7 @@ def test_what_is_on_the_disk_is_loaded_into_memory_once(pair: BlockStores) -> No
     assert client.load("on-disk") == path
 
 
+@pytest.mark.requirement("CIB-10", "CIB-11")
 def test_what_a_program_writes_and_commits_can_be_loaded_and_not_changed(
     pair: BlockStores,
 ) -> None:
@@ -73,6 +75,7 @@ def test_what_a_program_writes_and_commits_can_be_loaded_and_not_changed(
     assert not Path(path).exists()
 
 
+@pytest.mark.requirement("CIB-11")
 def test_one_attempt_has_one_file_over_several_connections(pair: BlockStores) -> None:
     first, second = (pair.client("a", attempt="task.1") for _ in range(2))
     path = first.write("shared")
@@ -152,11 +155,13 @@ def test_what_another_store_has_in_memory_becomes_ours_by_a_link(pair: BlockStor
     assert os.path.samefile(loaded, made)
 
 
+@pytest.mark.requirement("CIB-12")
 def test_what_another_store_has_on_its_disk_comes_in_one_hop(pair: BlockStores) -> None:
     pair.put("b", "on-disk-at-b", CONTENT)
     assert Path(pair.client("a").load("on-disk-at-b")).read_bytes() == CONTENT
 
 
+@pytest.mark.requirement("CIB-12")
 def test_who_asks_for_no_hop_gets_none(pair: BlockStores) -> None:
     pair.make(pair.client("b"), "only-at-b", CONTENT)
     with pytest.raises(RequestFailedError, match="not in this store"):
@@ -250,6 +255,7 @@ def test_a_spool_may_lie_deeper_than_a_socket_path_is_long(stores: BlockStores) 
     assert stores.client(deep).write("x")
 
 
+@pytest.mark.requirement("CIB-10")
 def test_a_store_has_one_daemon_and_another_leaves_nothing(in_reactor: Any, tmp_path: Path) -> None:
     with open_disk({}, tmp_path) as store:
         options = {"group": f"vain-{os.getpid()}", "member": "store-1"}

@@ -40,6 +40,7 @@ def names(stores: BlockStores, *stores_names: str) -> set[str]:
 # --- processes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-14")
 def test_siblings_are_known_at_once_whether_they_come_stop_or_are_killed(
     stores: BlockStores,
 ) -> None:
@@ -61,6 +62,7 @@ def test_siblings_are_known_at_once_whether_they_come_stop_or_are_killed(
         client.load("y")
 
 
+@pytest.mark.requirement("CIB-14")
 @pytest.mark.slow
 def test_daemons_that_come_go_and_are_killed_under_load_cost_errors_only(
     stores: BlockStores,
@@ -135,6 +137,7 @@ def own(tmp_path: Path) -> Iterator[FileStore]:
         yield store
 
 
+@pytest.mark.requirement("CIB-13")
 def test_slow_loads_never_block_another(in_reactor: Any, own: FileStore, tmp_path: Path) -> None:
     behind = Held(tmp_path / "behind")
     for number in range(SLOW_MAX + 2):
@@ -298,6 +301,7 @@ def test_requests_end_with_the_daemon_and_at_once(
     behind.close()
 
 
+@pytest.mark.requirement("POOL-4")
 def test_a_program_allocates_in_another_store_and_the_owner_frees_it(stores: BlockStores) -> None:
     """POOL-4."""
     stores.start("a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -109,12 +110,14 @@ def test_what_lies_in_memory_of_other_machines_is_brought_back_in_a_thread() -> 
     assert answers(asked.orders) == [Ok(1, SEEN.path, SEEN.size_bytes, SEEN.checksum)]
 
 
+@pytest.mark.requirement("CIB-12")
 def test_a_non_recursive_request_never_asks_on() -> None:
     asked = Asked(Load(1, "x", recursive=False))
     (answer,) = answers(asked.tell("looked_up", asked.serial, Place.NOWHERE))
     assert answer == Fail(1, Code.NOT_FOUND, "x", "not in this store")
 
 
+@pytest.mark.requirement("CIB-12", "CIB-13")
 def test_a_recursive_request_asks_all_siblings_and_the_first_good_answer_wins() -> None:
     asked = Asked(Load(1, "x"))
     serial = asked.serial
@@ -180,6 +183,7 @@ def test_no_room_is_said_and_no_other_offer_tried() -> None:
     assert answer == Fail(1, Code.NO_SPACE, "x", "no space")
 
 
+@pytest.mark.requirement("CIB-13")
 def test_slow_loads_queue_while_others_are_answered() -> None:
     asked = Asked()
     started = []
@@ -250,6 +254,7 @@ def opened(asked: Asked, path: str = "/tmp/1") -> int:
     return write
 
 
+@pytest.mark.requirement("CIB-11")
 def test_an_object_is_opened_once_however_often_one_attempt_asks() -> None:
     asked = Asked(Write(1, "x", "att1", size_hint_bytes=9))
     (order,) = asked.orders

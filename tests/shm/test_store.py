@@ -45,6 +45,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     assert not directory_of(tmp_path / "other").exists()
 
 
+@pytest.mark.requirement("CIB-20", "CIB-54")
 class TestShmStore(DirectoryStoreSuite):
     capabilities = Capabilities(
         mappable=True,

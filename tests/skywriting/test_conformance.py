@@ -75,6 +75,7 @@ def run(world: ScriptHost, chunk: Chunk) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.requirement("CIB-2")
 @pytest.mark.parametrize("chunk", CORPUS, ids=lambda chunk: chunk.where)
 def test_a_program_does_what_the_language_says(chunk: Chunk) -> None:
     worlds = [World(stops) for stops in Stops]

@@ -127,6 +127,7 @@ def make(in_reactor: Any) -> Iterator[Make]:
         jobs.leave()
 
 
+@pytest.mark.requirement("CIB-40")
 def test_a_job_begins_when_the_one_before_it_has_left(make: Make) -> None:
     jobs = make()
     first, second = jobs.enter(), jobs.enter()
@@ -322,6 +323,7 @@ def holder(in_reactor: Any, tmp_path: Path) -> Iterator[DataWorker]:
         holder.leave()
 
 
+@pytest.mark.requirement("CIB-42")
 def test_while_a_task_waits_for_the_disk_another_has_the_slot(
     worker: OneWorker, store: FileStore, holder: DataWorker, make: Make
 ) -> None:

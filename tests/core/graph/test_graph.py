@@ -15,6 +15,7 @@ from ciel_tests.scenes.graph import W1, Scene
 # --- laziness -------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-1")
 def test_no_task_runs_unless_its_output_is_wanted() -> None:
     a, b = a_chain(2)
     scene = Scene(a, b)
@@ -145,6 +146,7 @@ def test_an_output_neither_produced_nor_delegated_is_an_error() -> None:
     assert error.text.startswith(f"task {task.id} succeeded, but did not produce output 1 of 2")
 
 
+@pytest.mark.requirement("CIB-1")
 def test_tasks_extend_the_graph_by_what_they_compute() -> None:
     """Compute Fibonacci numbers: a task for n > 1 spawns two and delegates its output to their
     sum.

@@ -52,6 +52,7 @@ def test_losing_an_object_at_a_worker_without_a_copy_changes_nothing() -> None:
     scene.said()
 
 
+@pytest.mark.requirement("CIB-4")
 def test_only_producers_of_missing_objects_run_again() -> None:
     first, second, third = a_chain(3)
     scene = Scene(first, second, third, wanted=["c2"])

@@ -59,6 +59,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 Source = Callable[[str | bytes, bytes], bytes]
 
 
+@pytest.mark.requirement("CIB-21", "CIB-25")
 def test_an_image_made_without_arguments_has_1024_of_each_and_blocks_of_1_mib() -> None:
     with fresh_image() as image:
         usage = image.usage()
@@ -71,6 +72,7 @@ def test_an_image_made_without_arguments_has_1024_of_each_and_blocks_of_1_mib() 
         assert image.control.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.requirement("CIB-21")
 def test_options_shape_an_image_and_count_more_than_the_environment() -> None:
     with fresh_image(create=False) as image:
         image.environ |= {"SHMFS_BLOCKS": "7", "SHMFS_BLOCK_SIZE": "8KiB", "SHMFS_INODES": "5"}
@@ -80,6 +82,7 @@ def test_options_shape_an_image_and_count_more_than_the_environment() -> None:
         assert (usage["blocks"], usage["inodes"], usage["entries"]) == (7, 6, 9)
 
 
+@pytest.mark.requirement("CIB-22", "CIB-25")
 def test_what_is_loaded_is_listed_and_stored_as_it_was(
     image: Image, source: Source, tmp_path: Path
 ) -> None:
@@ -96,6 +99,7 @@ def test_what_is_loaded_is_listed_and_stored_as_it_was(
         assert image.do("shmst", name, "-") == content
 
 
+@pytest.mark.requirement("CIB-22")
 def test_an_alias_is_the_same_file_and_keeps_it(image: Image, source: Source) -> None:
     image.do("shmld", source("original", b"content"))
     image.do("shmln", "original", "alias1")
@@ -185,6 +189,7 @@ def test_shmls_takes_the_name_with_a_blank_behind_it(image: Image, source: Sourc
     assert set(image.names()) == {"file-1", "file-2 "}
 
 
+@pytest.mark.requirement("CIB-25", "CIB-40")
 def test_one_waits_for_the_disk_until_the_other_has_loaded(image: Image, tmp_path: Path) -> None:
     pipe, other = tmp_path / "pipe", tmp_path / "other"
     os.mkfifo(pipe)
@@ -229,6 +234,7 @@ def test_names_of_any_bytes_are_listed_for_people_and_programs(
     assert line.endswith('a "b\\\\ \xe9 \\xff\\x1b[1m \\xe2\\x80\\xae\n')
 
 
+@pytest.mark.requirement("CIB-22")
 def test_shmlist_and_shmdf_tell_people(image: Image, source: Source) -> None:
     image.do("shmld", source("a", b"x" * 5000))
     assert image.do("shmlist").split() == [b"5000", b"1", b"committed", b"a"]

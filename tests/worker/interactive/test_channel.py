@@ -127,6 +127,7 @@ def talk(in_reactor: Any, tmp_path: Path) -> Iterator[Conversation]:
 # --- a conversation -------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("CIB-2")
 def test_what_is_said_arrives_on_both_sides(talk: Conversation) -> None:
     talk.answer = lambda channel, call: channel.say(call.method, {"n": call.args["n"] + 1})
     talk.say(*START)

@@ -252,12 +252,14 @@ def test_a_link_that_is_refused_is_no_loss_and_the_copy_follows(make: Make) -> N
     assert parties.counts == FetchCounts(asked=1, link_failed=1, http=1, http_bytes=len(CONTENT))
 
 
+@pytest.mark.requirement("CIB-3")
 def test_the_next_holder_is_asked_when_one_is_gone(make: Make) -> None:
     parties = make()
     told = parties.fetch(parties.ref(), HttpPlan(NOBODY), HttpPlan(parties.holder))
     assert told == ("x", len(CONTENT))
 
 
+@pytest.mark.requirement("CIB-3")
 def test_when_no_plan_works_every_place_and_reason_is_told(make: Make) -> None:
     parties = make()
     parties.held.delete("x")
