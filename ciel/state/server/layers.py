@@ -13,6 +13,9 @@ from ciel.state.server.log import CLEARED, Writes
 
 _MANY_KEYS: Final = 64
 """More new keys are sorted together; fewer are inserted singly."""
+_FEW_ROWS: Final = 500
+_FEW_BYTES: Final = 1 << 20
+"""So many rows, and bytes of these, are read at once, which is several times faster."""
 ROW_BYTES: Final = 16
 """What LMDB adds to a key and a row, about."""
 
@@ -110,6 +113,33 @@ class Layers:
                 break
         if last is None or first < last:
             yield from _merged(self.layers, _stored(self.txn, first, last), first, last)
+
+    def few(self, first: bytes, last: bytes) -> list[tuple[bytes, bytes]] | None:
+        """Return the rows of a range below `KEPT`, in order; None if they are many or large."""
+        if any(layer.is_cleared for layer in self.layers):
+            return None
+        found: list[tuple[bytes, bytes]] = []
+        left_bytes = _FEW_BYTES
+        cursor = self.txn.cursor()
+        if cursor.set_range(first):
+            for pair in cursor:
+                if pair[0] >= last:
+                    break
+                found.append(pair)
+                left_bytes -= len(pair[1])
+                if left_bytes < 0 or len(found) > _FEW_ROWS:
+                    return None
+        changed: dict[bytes, bytes | None] = {}
+        for layer in reversed(self.layers):
+            for key in layer.keys(first, last):
+                row = changed[key] = layer.rows[key]
+                left_bytes -= len(row or b"")
+        if left_bytes < 0 or len(changed) > _FEW_ROWS:
+            return None
+        if not changed:
+            return found
+        merged: dict[bytes, bytes | None] = {**dict(found), **changed}
+        return [(key, row) for key, row in sorted(merged.items()) if row is not None]
 
     def size_with(self, writes: Writes, before: Mapping[bytes, bytes | None]) -> Size:
         """Return the size after some writes. `before`: rows of now, as far as they are known."""

@@ -119,6 +119,10 @@ class RowsView:
             if is_there(row, self.now_us):
                 yield key, row
 
+    def few(self, first: bytes, last: bytes) -> list[tuple[bytes, bytes]] | None:
+        """Return the rows of a range, which have no end; None if `range` must be used."""
+        return None if self.writes or self.done else self.layers.few(first, last)
+
     def user_rows(self, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys for users from one on, with their rows."""
         return self.range(first, RESERVED)
