@@ -59,10 +59,14 @@ int main(int argc, char **argv)
             count += fread(records + count, sizeof *records, room - count, file);
     } while (records && count == room);
     struct record *spare = malloc((count / 2 + 1) * sizeof *spare);
-    if (!records || !spare || ferror(file)) {
+    int failed = !records || !spare || ferror(file);
+    if (failed)
         perror("sort");
-        return 1;
-    }
-    sort(records, spare, count);
-    return fwrite(records, sizeof *records, count, stdout) != count || fflush(stdout) != 0;
+    else
+        sort(records, spare, count);
+    failed = failed || fwrite(records, sizeof *records, count, stdout) != count || fflush(stdout);
+    fclose(file);
+    free(records);
+    free(spare);
+    return failed;
 }

@@ -114,7 +114,10 @@ def test_a_program_may_define_names_of_the_run_time(
 
 @pytest.mark.requirement("KVM-2")
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["handler", "masks", "timers", "cancels", "exec", "deep", "stat"])
+@pytest.mark.parametrize(
+    "case",
+    ["handler", "masks", "timers", "cancels", "waits", "counts", "frees", "exec", "deep", "stat"],
+)
 def test_programs_may(edges: Path, tmp_path: Path, case: str) -> None:
     result = run(edges, case, heap=f"lmdb:{tmp_path / 'base'}", ram=RAM)
     assert (result.status, result.err) == (0, "")

@@ -17,6 +17,7 @@
 #define EXACT 64                              /* lists of blocks of exactly so many units */
 #define LISTS (EXACT + 4 * 26)                /* then four for each doubling */
 #define STEP_BYTES (1ULL << 20)
+#define TRIES_MAX 16
 #define WHOLE_BYTES (64ULL << 10) /* a free block of this size gives its pages back */
 
 struct tag {
@@ -43,6 +44,11 @@ static uint64_t expected; /* the pager knows of units below this one */
 void allocator_start(int is_bump)
 {
     state.is_bump = (uint32_t)is_bump;
+}
+
+uint64_t allocator_used_bytes(void)
+{
+    return __atomic_load_n(&state.used_bytes, __ATOMIC_RELAXED);
 }
 
 void allocator_before_fork(void)
@@ -143,11 +149,13 @@ static void take_out(uint32_t unit)
     tag_to_write(unit + (tag.units >> 1) - 1)->back = 0;
 }
 
-/* Return the first block that fits; 0 if none does. */
+/* Return the first block that fits; 0 if none does. Blocks of a list differ by a quarter at most,
+ * so a long walk through ones that are too small is not worth the space. */
 static uint32_t find(uint32_t units)
 {
     unsigned list = list_of(units);
-    for (uint32_t unit = state.first[list]; unit; unit = tag_to_read(unit)->next)
+    uint32_t unit = state.first[list];
+    for (int tries = 0; unit && tries < TRIES_MAX; tries++, unit = tag_to_read(unit)->next)
         if (units_of(unit) >= units)
             return unit;
     list = filled_from(list + 1); /* each block there is large enough */
@@ -186,8 +194,20 @@ static void use(uint32_t unit, uint32_t found, uint32_t units)
     state.used_bytes += units * UNIT_BYTES;
 }
 
+/* Let the pages that only free memory overlaps now be fresh: those of a part, in a free block. */
+static void discard(uint32_t unit, uint32_t units, char *part, char *part_end)
+{
+    uint64_t mask = pager_page_bytes() - 1;
+    char *start = block_at(unit), *end = start + units * UNIT_BYTES;
+    char *first = (char *)((uint64_t)part & ~mask);
+    char *last = (char *)(((uint64_t)part_end + mask) & ~mask);
+    start = first > start ? first : start;
+    pager_discard(start, (uint64_t)((last < end ? last : end) - start));
+}
+
 static void release(uint32_t unit, uint32_t units)
 {
+    char *part = block_at(unit), *part_end = part + units * UNIT_BYTES;
     uint32_t behind = unit + units;
     if (is_free(behind)) {
         uint32_t more = units_of(behind);
@@ -201,7 +221,7 @@ static void release(uint32_t unit, uint32_t units)
         units += before;
     }
     if (units * UNIT_BYTES >= WHOLE_BYTES)
-        pager_discard(block_at(unit), units * UNIT_BYTES);
+        discard(unit, units, part, part_end);
     if (unit + units < state.top) {
         add(unit, units);
         return;

@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -45,6 +47,19 @@ REAL(int, posix_spawn, pid_t *, const char *, const posix_spawn_file_actions_t *
 REAL(int, posix_spawnp, pid_t *, const char *, const posix_spawn_file_actions_t *,
      const posix_spawnattr_t *, char *const *, char *const *);
 
+REAL(int, pthread_mutex_lock, pthread_mutex_t *);
+REAL(int, pthread_cond_wait, pthread_cond_t *, pthread_mutex_t *);
+REAL(int, pthread_cond_timedwait, pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+REAL(int, pthread_cond_clockwait, pthread_cond_t *, pthread_mutex_t *, clockid_t,
+     const struct timespec *);
+REAL(int, pthread_rwlock_rdlock, pthread_rwlock_t *);
+REAL(int, pthread_rwlock_wrlock, pthread_rwlock_t *);
+REAL(int, pthread_barrier_wait, pthread_barrier_t *);
+REAL(int, sem_wait, sem_t *);
+REAL(int, sem_timedwait, sem_t *, const struct timespec *);
+
+/* Of these, libc has an older version, too, which is another function. */
+#define FIND_AT(version, name) *(void **)&real_##name = dlvsym(RTLD_NEXT, #name, version)
 #define FIND(name) *(void **)&real_##name = dlsym(RTLD_NEXT, #name)
 
 void calls_start(void)
@@ -53,6 +68,9 @@ void calls_start(void)
     FIND(recv), FIND(send), FIND(recvfrom), FIND(sendto), FIND(recvmsg), FIND(sendmsg);
     FIND(poll), FIND(epoll_wait), FIND(fread), FIND(fwrite), FIND(getdelim), FIND(setvbuf);
     FIND(execve), FIND(posix_spawn), FIND(posix_spawnp);
+    FIND(pthread_mutex_lock), FIND(pthread_rwlock_rdlock), FIND(pthread_rwlock_wrlock);
+    FIND(pthread_barrier_wait), FIND(sem_wait), FIND(sem_timedwait), FIND(pthread_cond_clockwait);
+    FIND_AT("GLIBC_2.3.2", pthread_cond_wait), FIND_AT("GLIBC_2.3.2", pthread_cond_timedwait);
 }
 
 /* --- descriptors --- */
@@ -241,19 +259,89 @@ ssize_t sendmsg(int descriptor, const struct msghdr *message, int flags)
 
 int poll(struct pollfd *waits, nfds_t count, int timeout_ms)
 {
-    size_t pinned = pager_pin(waits, count * sizeof *waits, 1);
+    void *volatile array = waits; /* which gcc takes for uninitialised */
+    size_t pinned = pager_pin(array, count * sizeof *waits, 1);
     int found = real_poll(waits, count, timeout_ms);
-    pager_unpin(waits, pinned);
+    pager_unpin(array, pinned);
     return found;
 }
 
 int epoll_wait(int descriptor, struct epoll_event *events, int count, int timeout_ms)
 {
-    size_t pinned = pager_pin(events, (size_t)(count > 0 ? count : 0) * sizeof *events, 1);
+    void *volatile array = events;
+    size_t pinned = pager_pin(array, (size_t)(count > 0 ? count : 0) * sizeof *events, 1);
     int whole = (int)(pinned / sizeof *events);
     int found = real_epoll_wait(descriptor, events, count > 0 && whole ? whole : count, timeout_ms);
-    pager_unpin(events, pinned);
+    pager_unpin(array, pinned);
     return found;
+}
+
+/* --- waiting, for a word that the kernel reads again after each signal --- */
+
+/* Carry out `step` with one or two objects in place. */
+#define IN_PLACE(first, second, second_bytes, step) \
+    size_t kept = pager_pin(first, sizeof *(first), 1); \
+    size_t also = pager_pin(second, second_bytes, 1); \
+    int result = step; \
+    int before = errno; \
+    pager_unpin(first, kept); \
+    pager_unpin(second, also); \
+    errno = before; \
+    return result
+
+int pthread_mutex_lock(pthread_mutex_t *mutex)
+{
+    if (!pager_needs_pin(mutex))
+        return real_pthread_mutex_lock(mutex);
+    if (pthread_mutex_trylock(mutex) == 0)
+        return 0; /* nearly always */
+    IN_PLACE(mutex, mutex, 0, real_pthread_mutex_lock(mutex));
+}
+
+int pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex)
+{
+    IN_PLACE(condition, mutex, sizeof *mutex, real_pthread_cond_wait(condition, mutex));
+}
+
+int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                           const struct timespec *until)
+{
+    struct timespec copy = *until;
+    IN_PLACE(condition, mutex, sizeof *mutex, real_pthread_cond_timedwait(condition, mutex, &copy));
+}
+
+int pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex, clockid_t clock,
+                           const struct timespec *until)
+{
+    struct timespec copy = *until;
+    IN_PLACE(condition, mutex, sizeof *mutex,
+             real_pthread_cond_clockwait(condition, mutex, clock, &copy));
+}
+
+int pthread_rwlock_rdlock(pthread_rwlock_t *lock)
+{
+    IN_PLACE(lock, lock, 0, real_pthread_rwlock_rdlock(lock));
+}
+
+int pthread_rwlock_wrlock(pthread_rwlock_t *lock)
+{
+    IN_PLACE(lock, lock, 0, real_pthread_rwlock_wrlock(lock));
+}
+
+int pthread_barrier_wait(pthread_barrier_t *barrier)
+{
+    IN_PLACE(barrier, barrier, 0, real_pthread_barrier_wait(barrier));
+}
+
+int sem_wait(sem_t *semaphore)
+{
+    IN_PLACE(semaphore, semaphore, 0, real_sem_wait(semaphore));
+}
+
+int sem_timedwait(sem_t *semaphore, const struct timespec *until)
+{
+    struct timespec copy = *until;
+    IN_PLACE(semaphore, semaphore, 0, real_sem_timedwait(semaphore, &copy));
 }
 
 /* --- streams of stdio, which pass large buffers on to the kernel --- */

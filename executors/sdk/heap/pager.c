@@ -29,7 +29,8 @@ struct stream {
 enum { STREAMS = 8, PINS_MAX = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static __thread int has_lock, cancel_state;
+static __thread volatile int has_lock; /* the handler of a fault reads it */
+static __thread int cancel_state;
 static struct store *store;
 static unsigned shift;            /* of a page's bytes */
 static uint64_t limit;            /* of resident pages; 0: none */
@@ -356,12 +357,18 @@ void pager_write(void *address)
 }
 
 /* What checks in compiled code call. They keep registers, so that the checks take few. */
-__attribute__((preserve_most)) void ciel_heap_check_read(const void *address)
+#ifdef __clang__
+#define KEEPS_REGISTERS __attribute__((preserve_most))
+#else
+#define KEEPS_REGISTERS /* for analyses by gcc only */
+#endif
+
+KEEPS_REGISTERS void ciel_heap_check_read(const void *address)
 {
     pager_read(address);
 }
 
-__attribute__((preserve_most)) void ciel_heap_check_write(void *address)
+KEEPS_REGISTERS void ciel_heap_check_write(void *address)
 {
     pager_write(address);
 }
@@ -533,7 +540,7 @@ int pager_restore(void *header, size_t header_bytes, uint64_t *blocks_end, uint6
         errno = ENOTSUP;
         return -1;
     }
-    struct trailer trailer;
+    struct trailer trailer = {0};
     size_t size_bytes;
     take_lock();
     for (uint64_t i = resident; i-- > 0;) { /* what was used and freed */
@@ -549,8 +556,6 @@ int pager_restore(void *header, size_t header_bytes, uint64_t *blocks_end, uint6
     char *record = store->restore(store, &size_bytes);
     if (record && size_bytes >= header_bytes + sizeof trailer)
         memcpy(&trailer, record + header_bytes, sizeof trailer);
-    else
-        trailer.page_bytes = 0;
     if (!record || trailer.page_bytes != PAGE_BYTES) {
         errno = record ? EINVAL : store->why[0] ? EIO : ENOENT;
         give_lock();
@@ -577,13 +582,18 @@ int pager_restore(void *header, size_t header_bytes, uint64_t *blocks_end, uint6
 void ciel_heap_count(struct ciel_heap_counts *counts)
 {
     take_lock();
-    counts->page_bytes = PAGE_BYTES;
-    counts->limit_pages = limit;
-    counts->resident_pages = resident;
-    counts->read_pages = read_pages;
-    counts->written_pages = written_pages;
-    counts->faults = faults;
+    struct ciel_heap_counts now = { /* `counts` may lie in a page */
+        .page_bytes = PAGE_BYTES, .limit_pages = limit, .resident_pages = resident,
+        .read_pages = read_pages, .written_pages = written_pages, .faults = faults,
+    };
     give_lock();
+    now.used_bytes = allocator_used_bytes();
+    *counts = now;
+}
+
+uint64_t pager_page_bytes(void)
+{
+    return PAGE_BYTES;
 }
 
 /* --- the beginning and the end --- */

@@ -71,6 +71,7 @@ struct store;
 void pager_start(struct store *store, uint64_t page_bytes, uint64_t limit_pages, char *globals,
                  char *globals_end);
 void pager_end(void);
+uint64_t pager_page_bytes(void);
 
 /* Announce that fresh memory will be used. */
 void pager_expect(const void *address, uint64_t size_bytes);
@@ -95,6 +96,7 @@ int pager_restore(void *header, size_t header_bytes, uint64_t *blocks_end, uint6
 /* --- allocator.c --- */
 
 void allocator_start(int is_bump);
+uint64_t allocator_used_bytes(void);
 void *ciel_heap_malloc(size_t size_bytes);
 void *ciel_heap_calloc(size_t count, size_t size_bytes);
 void *ciel_heap_realloc(void *block, size_t size_bytes);

@@ -157,10 +157,12 @@ struct store *store_kv(const char *name, uint64_t page_bytes, char *why, size_t 
     uint64_t chosen;
     if (!rows || getrandom(&chosen, sizeof chosen, 0) != sizeof chosen) {
         snprintf(why, why_bytes, "%s", strerror(errno));
+        free(rows);
         return NULL;
     }
     if (!*name || !(rows->kv = ciel_kv_open(name))) { /* this checks the name, too */
         snprintf(why, why_bytes, "%s", *name ? ciel_kv_why() : "a name is missing");
+        free(rows);
         return NULL;
     }
     snprintf(rows->name, sizeof rows->name, "%s", name);
@@ -170,6 +172,7 @@ struct store *store_kv(const char *name, uint64_t page_bytes, char *why, size_t 
     rows->written = mmap(NULL, rows->count / 8, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (rows->written == MAP_FAILED) {
         snprintf(why, why_bytes, "%s", strerror(errno));
+        free(rows);
         return NULL;
     }
     rows->store = (struct store){.read = read_pages, .write = write_pages, .forget = forget_pages,

@@ -266,6 +266,7 @@ struct store *store_lmdb(const char *path, uint64_t page_bytes, char *why, size_
     int result = directory ? take_directory(path) : ENOMEM;
     if (result == EWOULDBLOCK) {
         snprintf(why, why_bytes, "another program uses the directory");
+        free(directory);
         return NULL;
     }
     if (!result)
@@ -287,6 +288,7 @@ struct store *store_lmdb(const char *path, uint64_t page_bytes, char *why, size_
         result = mdb_txn_begin(directory->environment, NULL, MDB_RDONLY, &directory->reading);
     if (result) {
         snprintf(why, why_bytes, "the directory could not be opened: %s", mdb_strerror(result));
+        free(directory);
         return NULL;
     }
     mdb_txn_reset(directory->reading);

@@ -111,6 +111,7 @@ struct store *store_memory(const char *name, uint64_t page_bytes, char *why, siz
     struct volume *volume = calloc(1, sizeof *volume);
     if (!volume || !(volume->memory = ciel_memory_open())) {
         snprintf(why, why_bytes, "the volume %s could not be opened: %s", name, strerror(errno));
+        free(volume);
         return NULL;
     }
     volume->store = (struct store){.read = read_pages, .write = write_pages, .forget = forget_pages,
@@ -120,7 +121,8 @@ struct store *store_memory(const char *name, uint64_t page_bytes, char *why, siz
     volume->idle = sparse(volume->count + 1);
     if (!volume->slots || !volume->idle) {
         snprintf(why, why_bytes, "%s", strerror(errno));
+        free(volume);
         return NULL;
     }
-    return &volume->store;
+    return (struct store *)volume;
 }

@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ciel_heap.h"
+
 enum { MANY = 4 << 20 };
 
 static char *filled(void)
@@ -144,6 +146,64 @@ static int cancels(void)
     return 0;
 }
 
+static void on_usr1(int number)
+{
+    (void)number;
+}
+
+static void *waits_for(void *lock)
+{
+    pthread_mutex_lock(lock);
+    pthread_mutex_unlock(lock);
+    return NULL;
+}
+
+/* The kernel reads the word of a lock again after each signal. */
+static int waits(void)
+{
+    struct sigaction restarts = {.sa_handler = on_usr1, .sa_flags = SA_RESTART};
+    pthread_mutex_t *lock = malloc(sizeof *lock);
+    pthread_t thread;
+    sigaction(SIGUSR1, &restarts, NULL);
+    pthread_mutex_init(lock, NULL);
+    pthread_mutex_lock(lock);
+    pthread_create(&thread, NULL, waits_for, lock);
+    char *bytes = filled();
+    for (int turn = 0; turn < 20; turn++) {
+        usleep(2000);
+        for (int i = 0; i < MANY; i += 4096)
+            bytes[i]++;
+        pthread_kill(thread, SIGUSR1);
+    }
+    pthread_mutex_unlock(lock);
+    return pthread_join(thread, NULL);
+}
+
+/* The counts may be stored in a page that is absent. */
+static int counts(void)
+{
+    struct ciel_heap_counts *found = malloc(sizeof *found);
+    char *bytes = filled();
+    ciel_heap_count(found);
+    return found->resident_pages > found->limit_pages || found->used_bytes < MANY || bytes[5] != 5;
+}
+
+/* Freed neighbours become one block, and blocks that are too small do not hold up a search. */
+static int frees(void)
+{
+    enum { COUNT = 100000 };
+    char **blocks = malloc(COUNT * sizeof *blocks);
+    for (int i = 0; i < COUNT; i++)
+        blocks[i] = malloc(i % 2 ? 32 : 2080);
+    for (int i = 0; i < COUNT; i += 2)
+        free(blocks[i]);
+    for (int i = 0; i < 1000; i++)
+        blocks[2 * i] = malloc(2400);
+    for (int i = 1; i < COUNT; i += 2)
+        free(blocks[i]);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -155,6 +215,12 @@ int main(int argc, char **argv)
         return timers();
     if (!strcmp(name, "cancels"))
         return cancels();
+    if (!strcmp(name, "waits"))
+        return waits();
+    if (!strcmp(name, "counts"))
+        return counts();
+    if (!strcmp(name, "frees"))
+        return frees();
     if (!strcmp(name, "fork"))
         return child_reads_what_left();
     if (!strcmp(name, "exec"))
