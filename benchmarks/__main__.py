@@ -277,25 +277,6 @@ FIGURES = (
     Figure("- - growth of the reader's own memory", "arrow", "private_mib", "MiB", 16, True),
     Figure("- allocation in the store", "arrow", "allocation_us", "us", 3, True, 2),
     Figure("- in the memory of another worker", "arrow", "lent_allocation_us", "us", 120, True, 2),
-    Figure(
-        "state: gets of LMDB in a process", "state", "embedded_gets_per_s", "/s", 300_000, False, 0
-    ),
-    Figure("state: puts of LMDB, unsynced", "state", "embedded_puts_per_s", "/s", 50_000, False, 0),
-    Figure(
-        "ciel-kv against redis-server: gets, in turn", "state", "get_ratio_1", "x", 0.5, False, 2
-    ),
-    Figure("- puts, in turn", "state", "set_ratio_1", "x", 0.5, False, 2),
-    Figure("- gets of 16 clients", "state", "get_ratio_16", "x", 0.4, False, 2),
-    Figure("- puts of 16 clients", "state", "set_ratio_16", "x", 0.4, False, 2),
-    Figure(
-        "eight writers beside scans of one moment",
-        "state",
-        "writes_beside_scans",
-        "x",
-        0.8,
-        False,
-        2,
-    ),
     Figure("- barrier of two tasks on one host", "arrow", "barrier_us", "us", 100, True),
     Figure("- 10,000 batches of 64 tasks as one table", "arrow", "concat_ms", "ms", 50, True),
     Figure(
@@ -327,6 +308,51 @@ FIGURES = (
         3,
     ),
     Figure("- 100,000 changed tables: crashes", "arrow_copies", "mutants_crashed", "", 0, True, 0),
+    Figure(
+        "state: gets of LMDB in a process", "state", "embedded_gets_per_s", "/s", 300_000, False, 0
+    ),
+    Figure("state: puts of LMDB, unsynced", "state", "embedded_puts_per_s", "/s", 50_000, False, 0),
+    Figure(
+        "ciel-kv against redis-server: gets, in turn", "state", "get_ratio_1", "x", 0.5, False, 2
+    ),
+    Figure("- puts, in turn", "state", "set_ratio_1", "x", 0.5, False, 2),
+    Figure("- gets of 16 clients", "state", "get_ratio_16", "x", 0.4, False, 2),
+    Figure("- puts of 16 clients", "state", "set_ratio_16", "x", 0.4, False, 2),
+    Figure(
+        "eight writers beside scans of one moment",
+        "state",
+        "writes_beside_scans",
+        "x",
+        0.8,
+        False,
+        2,
+    ),
+    Figure(
+        "YCSB A, 16 clients: ciel-kv against redis-server",
+        "ycsb",
+        "cielkv_interval_a_ratio",
+        "x",
+        0.4,
+        False,
+        2,
+    ),
+    Figure("- workload F", "ycsb", "cielkv_interval_f_ratio", "x", 0.4, False, 2),
+    Figure(
+        "ciel-cc: quicksort, no store, against clang", "heap", "sort_heap_ratio", "x", 3, True, 2
+    ),
+    Figure("- full translation", "heap", "sort_full_ratio", "x", 3, True, 2),
+    Figure("- lmdb:, all fits", "heap", "sort_heap_lmdb_fits_ratio", "x", 3, True, 2),
+    Figure(
+        "- full translation, lmdb:, all fits", "heap", "sort_full_lmdb_fits_ratio", "x", 3, True, 2
+    ),
+    Figure("- lmdb:, a quarter fits", "heap", "sort_heap_lmdb_ratio", "x", 40, True, 2),
+    Figure("- kv:, a quarter fits", "heap", "sort_heap_kv_ratio", "x", 40, True, 2),
+    Figure("- memory:, a quarter fits", "heap", "sort_heap_memory_ratio", "x", 40, True, 2),
+    Figure("- lmdb:, memory above the limit", "heap", "sort_heap_lmdb_over_mib", "MiB", 0, True),
+    Figure("- kv:, memory above the limit", "heap", "sort_heap_kv_over_mib", "MiB", 0, True),
+    Figure(
+        "- memory:, memory above the limit", "heap", "sort_heap_memory_over_mib", "MiB", 0, True
+    ),
     Figure("script: 10^6 additions against Python", "language", "loop_ratio", "x", 8, True),
     Figure("script: 100,000 lines read and resolved", "language", "parse_s", "s", 4, True),
 )
@@ -440,6 +466,26 @@ PARTS = (
     ("arrow_copies", "mutants_s"),
     ("state", "writes_per_s"),
     ("state", "atomic_scan_s"),
+    ("ycsb", "redis_everysec_a_per_s"),
+    ("ycsb", "cielkv_interval_a_per_s"),
+    ("ycsb", "redis_everysec_f_per_s"),
+    ("ycsb", "cielkv_interval_f_per_s"),
+    ("ycsb", "etcd_off_a_per_s"),
+    ("state_clients", "lmdb_reads_16_per_s"),
+    ("state_clients", "cielkv_reads_16_per_s"),
+    ("state_clients", "redis_reads_16_per_s"),
+    ("state_clients", "etcd_reads_16_per_s"),
+    ("state_clients", "lmdb_updates_16_per_s"),
+    ("state_clients", "cielkv_updates_16_per_s"),
+    ("state_clients", "redis_updates_16_per_s"),
+    ("state_clients", "etcd_updates_16_per_s"),
+    ("heap", "sort_plain_s"),
+    ("heap", "sort_heap_redis_ratio"),
+    ("heap", "sort_full_lmdb_ratio"),
+    ("heap", "heap_full-O2_memory_us"),
+    ("heap", "allocator_glibc_B_10_us"),
+    ("heap", "allocator_first-fit_B_10_us"),
+    ("heap", "allocator_bump_B_10_us"),
     ("master", "master_us"),
     ("master", "saturates_at_tasks_per_s"),
     ("master", "machine_us_1"),
@@ -447,7 +493,7 @@ PARTS = (
     ("master", "two_by_cpu"),
     ("master", "two_with_locks_by_clock"),
 )
-ON_REQUEST: frozenset[str] = frozenset()  # benchmarks that take minutes
+ON_REQUEST = frozenset(("heap", "ycsb", "state_clients"))  # benchmarks that take minutes
 PROGRAM = """
 import dataclasses, json, importlib, sys
 result = importlib.import_module(sys.argv[1]).measure()
