@@ -19,7 +19,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-all test-near map sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory check-kv check-heap bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map requirements sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory check-kv check-heap bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -71,6 +71,10 @@ test-near: dev
 map:
 	@$(PYTHON) .ci/map $(IN)
 
+# Each requirement of docs/requirements.md with its code, its tests, and whether it is met.
+requirements:
+	@$(PYTHON) tests/requirements.py
+
 # Seeds of simulated clusters whose master crashes, too: `make sim SEEDS=10000`, or `SEEDS=17-17 SCENARIO=kills`.
 SEEDS ?= 1000
 SCENARIO ?= crashes
@@ -95,6 +99,7 @@ check: dev
 	$(RUN)/mypy
 	$(RUN)/mypy --config-file= --ignore-missing-imports --no-site-packages $(COMPILED)
 	$(RUN)/lint-imports --no-cache
+	$(RUN)/python tests/requirements.py --check
 	.ci/analyze-c
 	.ci/history
 	$(RUN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
