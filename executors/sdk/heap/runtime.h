@@ -149,7 +149,8 @@ struct store {
     /* Forget what is not durable. */
     void (*close)(struct store *);
     uint64_t page_bytes;
-    const char *name; /* as in CIEL_HEAP */
+    uint64_t own_bytes; /* of memory that it needs itself, which counts as memory of the heap */
+    const char *name;   /* as in CIEL_HEAP */
     char why[256];
 };
 

@@ -111,9 +111,11 @@ static void start(int count, char **arguments, char **environment)
         fail(WRONG_SETTING, "CIEL_HEAP_ALLOCATOR=%s must be first-fit or bump", allocator);
     while (limit_bytes / page_bytes > PAGES_MANY)
         page_bytes *= 2;
-    uint64_t pages = limit_bytes / page_bytes, window = pages / 8 < BATCH ? pages / 8 : BATCH;
     if (heap)
         store = open_store(heap, page_bytes, arguments);
+    if (heap && limit_bytes >= 4 * store->own_bytes)
+        limit_bytes -= store->own_bytes;
+    uint64_t pages = limit_bytes / page_bytes, window = pages / 8 < BATCH ? pages / 8 : BATCH;
     owner = getpid();
     allocator_start(allocator && !strcmp(allocator, "bump"));
     pager_start(store, page_bytes, heap ? pages - window : 0, globals_start, globals_stop);

@@ -301,7 +301,8 @@ struct store *store_lmdb(const char *path, uint64_t page_bytes, char *why, size_
     directory->path = path;
     directory->store = (struct store){.read = read_pages, .write = write_pages,
                                       .forget = forget_pages, .commit = commit, .restore = restore,
-                                      .close = close_directory, .page_bytes = page_bytes};
+                                      .close = close_directory, .page_bytes = page_bytes,
+                                      .own_bytes = 3ULL << 20}; /* mainly copies of a batch */
     return &directory->store;
 }
 
