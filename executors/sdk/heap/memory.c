@@ -20,36 +20,30 @@ static size_t behind(const void *address, size_t most)
     return here < most ? here : most;
 }
 
-void *ciel_heap_memcpy(void *to, const void *from, size_t size_bytes)
+/* Copy from the first byte to the last. The target may overlap the source only if it lies before. */
+static void copy_upwards(char *target, const char *source, size_t size_bytes)
 {
-    char *target = to;
-    const char *source = from;
     while (size_bytes) {
         size_t part = ahead(target, ahead(source, size_bytes));
         touch_read(source);
         touch_write(target);
-        memcpy(target, source, part);
+        memmove(target, source, part);
         target += part;
         source += part;
         size_bytes -= part;
     }
+}
+
+void *ciel_heap_memcpy(void *to, const void *from, size_t size_bytes)
+{
+    copy_upwards(to, from, size_bytes);
     return to;
 }
 
 void *ciel_heap_memmove(void *to, const void *from, size_t size_bytes)
 {
     if ((uint64_t)to - (uint64_t)from >= size_bytes) { /* a part never overwrites a later one */
-        char *target = to;
-        const char *source = from;
-        while (size_bytes) {
-            size_t part = ahead(target, ahead(source, size_bytes));
-            touch_read(source);
-            touch_write(target);
-            memmove(target, source, part);
-            target += part;
-            source += part;
-            size_bytes -= part;
-        }
+        copy_upwards(to, from, size_bytes);
         return to;
     }
     while (size_bytes) {
