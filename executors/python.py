@@ -34,7 +34,7 @@ from ciel.execution.executor import (
     output_count,
 )
 from ciel.executors import programs
-from ciel.executors.python_calls import PythonConversation
+from ciel.executors.python_calls import PythonConversation, taken_batches
 from ciel.python.contents import MOVED, Outcome, encode
 from ciel.python.packing import pack
 from ciel.wire.references import to_array
@@ -85,6 +85,8 @@ class PythonExecutor(Executor):
         if not inputs and task.attempt <= 1:
             return Talk(program, arguments, kind, encoded=task.spec.payload)
         message: dict[str, Any] = {"inputs": _current_refs(inputs, task), "attempt": task.attempt}
+        if task.taken:
+            message["taken"] = taken_batches(task)
         if "calls" in arguments:
             message["calls"] = arguments["calls"]
         return Talk(program, message, kind)

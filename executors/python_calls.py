@@ -2,6 +2,8 @@
 
 It extends the conversation of all interactive programs by these calls:
 
+- `taken`, an argument of `start_task`: the numbers of the outputs that tasks of an earlier attempt
+  produce, which this one doesn't.
 - `input`: the worker sends it before `start_task`, with the path of an input that is in the store.
 - `spawn` and `tail_spawn` create calls, and have no reply. An input may be a reference; or a number
   that counts the objects of this task's `spawn`, `put` and `create` calls in order; or
@@ -54,11 +56,26 @@ from ciel.core.refs import REFERENCE_TYPES, Concrete, Future, Reference, Sweethe
 from ciel.core.tasks import Needs
 from ciel.execution.attempt import Attempt
 from ciel.execution.conversation import Over
+from ciel.execution.executor import Task
 from ciel.execution.outputs import BadCallError
 from ciel.executors.conversation import Conversation, read_spawn, take_name
 from ciel.shm.credentials import socket_of_worker
 
 _DIGEST = re.compile("[0-9a-f]{32}")
+
+
+def taken_batches(task: Task) -> list[int]:
+    """Return the numbers of the last batches that tasks of an earlier attempt run.
+
+    A task hands over its last batches; they may use the results of earlier ones. A task that
+    continues in a waiting process has handed over nothing yet.
+    """
+    first = len(task.spec.outputs)
+    if "fixed" in task.arguments:
+        return []
+    while first - 1 in task.taken and first > 1:
+        first -= 1
+    return list(range(first, len(task.spec.outputs)))
 
 
 class PythonConversation(Conversation):
@@ -72,6 +89,7 @@ class PythonConversation(Conversation):
         self._fault: tuple[str, Any] | None = None
         self._has_run_inline = False
         self._is_starting = True
+        attempt.handed_over.update(taken_batches(attempt.task))
         attempt.maps_files = attempt.names_by_content = True
         for ref in attempt.task.inputs.values():
             if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
@@ -179,7 +197,7 @@ class PythonConversation(Conversation):
     def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
         task = self._attempt.task
         is_first = not was_ended and task.attempt <= 1
-        if is_first and (self._has_run_inline or len(task.spec.outputs) > 1):  # ADR 67
+        if is_first and (self._has_run_inline or task.spec.needs.retries):  # ADR 67
             text = f"ciel: the process of {task.spec.name} {how}: all calls that it ran run again"
             self._attempt.log(text, is_stderr=True)
         if not is_first or not self._has_run_inline:

@@ -125,7 +125,7 @@ class Alone:
 
 def _done(assigned: AssignTask) -> TaskReported:
     """Return the report of a worker that has ended its task."""
-    spec, attempt, _ = assigned
+    spec, attempt, *_ = assigned
     return TaskReported(spec.id, attempt, (Value(spec.outputs[0], "MQ=="),), None, 0.001)
 
 

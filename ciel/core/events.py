@@ -191,12 +191,14 @@ class AssignTask(NamedTuple):
     """Run a task.
 
     `inputs`: its inputs as the master knows them now, in the order of the spec. An input that is
-    still a future is the output of a task that the worker was assigned before.
+    still a future is the output of a task that the worker was assigned before. `taken`: the numbers
+    of the outputs that children of an earlier attempt produce.
     """
 
     spec: TaskSpec
     attempt: int
     inputs: tuple[Reference, ...]
+    taken: tuple[int, ...] = ()
 
 
 class CancelTask(NamedTuple):

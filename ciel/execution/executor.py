@@ -199,6 +199,7 @@ class Task(NamedTuple):
     `inputs`: the current references of its inputs. `executors`: all executors of this worker, for
     the children of the task. `may_run_children`: its program may run children inline, which take no
     slot. `attempt`: the number of this attempt; 0 for a child that its parent's worker started.
+    `taken`: the numbers of the outputs that children of an earlier attempt produce.
     `caller`: the directory and environment that programs of its job get from the client; None: the
     worker's.
     """
@@ -210,6 +211,7 @@ class Task(NamedTuple):
     may_run_children: bool = False
     attempt: int = 1
     caller: Caller | None = None
+    taken: tuple[int, ...] = ()
 
 
 OUTPUTS_MAX = 10_000

@@ -207,6 +207,15 @@ def _read_fault(value: Any) -> TaskFault:
     return TaskFault(_text(value[0]), _details(value[1]))
 
 
+def _write_assignment(m: AssignTask) -> tuple[Fields, bytes]:
+    fields = [*task_fields(m.spec), m.attempt, _arrays(m.inputs), *m.taken]
+    return fields, m.spec.payload
+
+
+def _counts(values: Fields) -> tuple[int, ...]:
+    return tuple([_count(value) for value in values])
+
+
 def _write_report(m: TaskReported) -> tuple[Fields, bytes]:
     fault = 0 if m.fault is None else list(m.fault)
     fields = [m.task, m.attempt, _arrays(m.published), fault, round(m.run_s, 6)]
@@ -501,8 +510,10 @@ _SPECIAL: dict[type, Form] = {
     Answer: Form("answer", lambda m: ([m.number, m.error], codec.encode(m.value)), _read_answer),
     AssignTask: Form(
         "assign",
-        lambda m: ([*task_fields(m.spec), m.attempt, _arrays(m.inputs)], m.spec.payload),
-        lambda f, p: AssignTask(read_task(f[:N], p), _count(f[N]), _refs(f[N + 1])),
+        _write_assignment,
+        lambda f, p: AssignTask(
+            read_task(f[:N], p), _count(f[N]), _refs(f[N + 1]), _counts(f[N + 2 :])
+        ),
     ),
     TaskReported: Form("report", _write_report, _read_report),
     SpawnTask: Form(

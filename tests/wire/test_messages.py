@@ -170,7 +170,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     ),
     Answer: st.builds(Answer, counts, json_values(), texts),
     DescribeJob: st.builds(DescribeJob, jobs, contexts),
-    AssignTask: st.builds(AssignTask, specs, counts, refs),
+    AssignTask: st.builds(AssignTask, specs, counts, refs, st.lists(counts).map(tuple)),
     CancelTask: st.builds(CancelTask, tasks, counts, st.booleans()),
     RecallTasks: st.builds(RecallTasks, st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)),
     DropObjects: st.builds(DropObjects, several_ids, st.booleans()),

@@ -58,6 +58,26 @@ class Redelegation:
                 inherited.append(object_id)
         return inherited, list(replaced)
 
+    def taken(self, task: TaskNode) -> tuple[int, ...]:
+        """Return the numbers of the outputs that children of an earlier attempt produce.
+
+        A child that reads what the task itself has made does not count: it may have to be made
+        again, by an attempt that does not know of the child.
+        """
+        taken = []
+        for number, object_id in enumerate(task.spec.outputs):
+            child = self._nodes[object_id].producer
+            if child is None or child is task or child.state in (FAILED, CANCELLED):
+                continue
+            is_own = self._retention.came_from(child, task, object_id)
+            if is_own and not any(self._is_made_by(task, item) for item in child.spec.inputs):
+                taken.append(number)
+        return tuple(taken)
+
+    def _is_made_by(self, task: TaskNode, object_id: ObjectId) -> bool:
+        node = self._nodes.get(object_id)
+        return node is None or node.producer is task
+
     def object_lost(self, object_id: ObjectId) -> None:
         """Change the producer of a lost object to its next producer, if there is one."""
         child = self.next_producers.pop(object_id, None)

@@ -118,7 +118,8 @@ class Attempts:
             inputs = tuple([self._table.fetchable(worker, ref) for ref in inputs])
         if self._graph.objects.growing:
             self._followers.task_sent(worker, inputs)
-        self._context.outbox += worker.assignment(task, attempt, inputs)
+        taken = self._graph.redelegation.taken(task) if attempt > 1 else ()
+        self._context.outbox += worker.assignment(task, attempt, inputs, taken)
         if self._dispatches_eagerly and self._graph.waiting.awaited:
             self._eager.assigned(task)
 

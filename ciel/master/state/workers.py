@@ -99,14 +99,18 @@ class WorkerNode:
         return f"<Worker {self.facts.id} {len(self.assigned)} assigned>"
 
     def assignment(
-        self, task: TaskNode, attempt: int, inputs: tuple[Reference, ...]
+        self,
+        task: TaskNode,
+        attempt: int,
+        inputs: tuple[Reference, ...],
+        taken: tuple[int, ...] = (),
     ) -> list[tuple[str, Message]]:
         """Return the messages that assign a task.
 
         The caller context of its job, if there is one, precedes the first task of the job.
         """
         about, own = task.job.spec, self.facts.id
-        assign = (own, AssignTask(task.spec, attempt, inputs))
+        assign = (own, AssignTask(task.spec, attempt, inputs, taken))
         if about.context is None or about.id in self.described:
             return [assign]
         self.described.add(about.id)

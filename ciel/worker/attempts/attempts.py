@@ -109,8 +109,10 @@ class Attempts:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
             executors, within = self._place.executors, order.may_run_children
-            caller = self._callers.find(order.spec.job)
-            task = Task(order.spec, arguments, inputs, executors, within, order.attempt, caller)
+            caller, number = self._callers.find(order.spec.job), order.attempt
+            task = Task(
+                order.spec, arguments, inputs, executors, within, number, caller, order.taken
+            )
             return task, executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             return arguments_fault(executor.name, error)

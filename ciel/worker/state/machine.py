@@ -799,8 +799,9 @@ class WorkerMachine:
         if timeout_s:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))
         may_run_children = self._local_starts.may_run_children(attempt.spec, attempt.key[1])
+        number, inputs, taken = attempt.key[1], attempt.inputs, attempt.taken
         self._orders.append(
-            StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most, may_run_children)
+            StartAttempt(attempt.spec, number, inputs, at_most, may_run_children, taken)
         )
 
     def _dropped_inputs(self, attempt: Attempt) -> list[Reference]:

@@ -40,7 +40,8 @@ class StartAttempt(NamedTuple):
     """Run a task; answer with `ended` or `inputs_gone`, exactly once.
 
     `at_most`: launch the program when fewer than this number of programs run; 0: at once.
-    `may_run_children`: the program may run tasks that it spawns inline.
+    `may_run_children`: the program may run tasks that it spawns inline. `taken`: the numbers of the
+    outputs that children of an earlier attempt produce.
     """
 
     spec: TaskSpec
@@ -48,6 +49,7 @@ class StartAttempt(NamedTuple):
     inputs: tuple[Reference, ...]
     at_most: int
     may_run_children: bool = False
+    taken: tuple[int, ...] = ()
 
 
 class KillAttempt(NamedTuple):
@@ -113,12 +115,14 @@ class Attempt:
 
     __slots__ = (
         "ending", "inputs", "key", "memory_bytes", "phase", "position", "slots", "spec", "streams",
+        "taken",
     )  # fmt: skip
 
     def __init__(self, message: AssignTask) -> None:
         self.spec = message.spec
         self.key: Key = (message.spec.id, message.attempt)
         self.inputs = message.inputs
+        self.taken = message.taken
         needs = message.spec.needs
         self.slots = needs.slots
         self.memory_bytes = needs.memory_bytes

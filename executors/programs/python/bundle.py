@@ -61,6 +61,7 @@ class Run:
         self._next_batch, self._end_batch = 0, len(self._bundle.batches)
         self._state = program.state
         self._is_retry = start.get("attempt", 1) > 1
+        self._taken: list[int] = start.get("taken", [])
         self._functions: dict[int, Loaded] = {}
         self._is_alone = [len(batch) for batch in self._bundle.batches] == [1]
         self._delegate: TaskFuture[Any] | None = None
@@ -84,6 +85,7 @@ class Run:
         self._evaluator.is_careful = self._is_retry
         self._program.use_directories(bundle.directories)
         self._outputs.expect(len(bundle.batches))
+        self._end_batch -= len(self._outputs.give_up(self._taken))
         sessions.enter(self._session)
         try:
             self._state.move(*(bundle.moved or ("", {})))
@@ -223,12 +225,12 @@ class Run:
     def _run_each_alone(self) -> None:
         """Run each call as a separate task, since one of them has killed the program.
 
-        The results of all other calls were lost with the program, so that every call runs again
-        (ADR 67).
+        The results of all other calls were lost with the program, so that every call runs again,
+        except those of batches that other tasks run (ADR 67).
         """
         works: list[list[WorkItem]] = []
         found: dict[tuple[int, int], tuple[WorkItem, int]] = {}
-        for batch, calls in enumerate(self._bundle.batches):
+        for batch, calls in enumerate(self._bundle.batches[: self._end_batch]):
             works.append([])
             for call in calls:
                 request = request_for(

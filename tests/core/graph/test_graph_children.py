@@ -145,6 +145,22 @@ def test_each_output_may_be_redelegated_to_a_different_child() -> None:
     assert scene.ref("b") == stored("b", W1)
 
 
+def test_children_that_read_nothing_of_their_parent_keep_its_outputs_when_it_runs_again() -> None:
+    maker = a_task("a", "b", "c", "d")
+    scene = Scene(maker, wanted=["a", "b", "c", "d"])
+    scene.start(maker)
+    assert scene.graph.redelegation.taken(scene.node(maker)) == ()
+    scene.add(a_task("b", inputs=[extra(maker)], parent=maker))
+    done, next_one = a_task("c", parent=maker), a_task("d", parent=maker)
+    for child in (done, next_one):
+        scene.add(child)
+    scene.run(done)
+    scene.graph.requeue(scene.node(maker))
+    assert scene.graph.redelegation.taken(scene.node(maker)) == (2, 3)
+    scene.fail(next_one)
+    assert scene.graph.redelegation.taken(scene.node(maker)) == (2,)
+
+
 def test_a_known_id_with_other_outputs_is_refused_before_anything_changes() -> None:
     parent = a_task("a")
     child = a_task("b", parent=parent)

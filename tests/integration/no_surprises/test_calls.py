@@ -341,7 +341,6 @@ def test_captured_values_of_functions_are_released(
 # --- calls of a killed process --------------------------------------------------------------------
 
 
-@pytest.mark.slow  # it fails in one of five runs: call 500 may be alone in its task
 def test_calls_of_a_killed_process_run_again_and_this_is_reported(
     cluster: ciel.LocalCluster, tmp_path: Path
 ) -> None:

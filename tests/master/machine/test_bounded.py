@@ -78,7 +78,7 @@ class Busy:
             fault = TaskFault("CANCELLED", "the task was cancelled")
             yield TaskReported(message.task, message.attempt, (), fault, 0.1)
         if isinstance(message, AssignTask):
-            spec, attempt, inputs = message
+            spec, attempt, inputs, _ = message
             fault = TaskFault(RECALLED, "")
             if any(type(ref).__name__ == "Future" for ref in inputs):
                 yield TaskReported(spec.id, attempt, (), fault, 0.0)
