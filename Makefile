@@ -15,7 +15,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 C_OF_ARROW := ciel/arrow/store_pool.cpp ciel/arrow/holding.c executors/sdk/c/ciel_table.c executors/sdk/c/ciel_table.h
 C_OF_MEMORY := $(wildcard ciel/memory/*.[ch] ciel/memory/server/*.[ch])
 LOADERS := executors/sdk/c/cso.c executors/sdk/c/sw_task.h executors/sdk/java/TaskLoader.java
-COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state -name '*.py') \
+COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/state/server ciel/worker/state -name '*.py') \
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 

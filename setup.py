@@ -44,7 +44,13 @@ CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p 
 # of errors are not compiled, since their classes have several bases. A compiled class must not
 # inherit from a class that is written in C or belongs to another project: the compiler does not see
 # that base, and drops it. Subclasses of compiled classes must be compiled, too.
-COMPILED_PACKAGES = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
+COMPILED_PACKAGES = (
+    "ciel/core",
+    "ciel/wire",
+    "ciel/master/state",
+    "ciel/state/server",
+    "ciel/worker/state",
+)
 COMPILED_MODULES = (
     "ciel/execution/attempt.py",
     "ciel/execution/conversation.py",

@@ -43,10 +43,26 @@ BULK: Final = 50
 ALIVE_MAX_S: Final = 0.1
 """The longest time for which a daemon serves before it is killed."""
 GROWTH_MAX_KIB: Final = 64 << 10
+PROGRESS_S: Final = 60.0
 
 
 class WrongError(Exception):
     """A base broke its promise."""
+
+
+class Progress:
+    """Says how far a check is, now and then."""
+
+    def __init__(self, name: str, whole: int) -> None:
+        self._name = name
+        self._whole = whole
+        self._next_s = time.monotonic() + PROGRESS_S
+
+    def reached(self, count: int) -> None:
+        """Note how much is done; print it if nothing was printed for a while."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + PROGRESS_S
+            print(f"{self._name}: {count:,} of {self._whole:,}", flush=True)
 
 
 # --- kills ----------------------------------------------------------------------------------------
@@ -125,10 +141,12 @@ def check_kills(where: Path, nursery: Nursery) -> None:
     for writer in writers:
         writer.start()
     random, began_s = Random(0), time.monotonic()
+    progress = Progress("kills", KILLS)
     for kill in range(KILLS):
         time.sleep(random.random() * ALIVE_MAX_S)
         daemon.kill()
         daemon.start()
+        progress.reached(kill + 1)
         if kill % 100 == 0:
             daemon.log.write_bytes(b"")
             errors = [writer.error for writer in writers if writer.error is not None]
@@ -158,6 +176,7 @@ def check_histories(where: Path, nursery: Nursery) -> None:
     daemon = KvDaemon(where / "base", "--sync", "off", spawn=nursery.spawn)
     bases = [daemon.base() for _ in range(5)]
     operations = kills = 0
+    progress = Progress("histories", HISTORIES)
     for seed in range(HISTORIES):
         stop, killed = threading.Event(), count()
         killer = threading.Thread(target=_kill_until, args=(stop, daemon, Random(seed), killed))
@@ -168,6 +187,7 @@ def check_histories(where: Path, nursery: Nursery) -> None:
         operations, kills = operations + len(history), kills + next(killed)
         if not is_linearizable(history):
             raise WrongError(f"history {seed} is not linearizable: {history}")
+        progress.reached(seed + 1)
     for base in bases:
         base.close()
     daemon.end()
@@ -233,7 +253,9 @@ def check_frames(where: Path, nursery: Nursery) -> None:
     kept = {b"~kept/%d" % number: random.randbytes(50) for number in range(100)}
     base.apply([Put(key, value) for key, value in kept.items()])
     before_kib, sent, began_s = 0, 0, time.monotonic()
+    progress = Progress("frames", FRAMES)
     while sent < FRAMES:
+        progress.reached(sent)
         own = socket.create_connection(("127.0.0.1", daemon.port), REPLY_S)
         if random.randrange(16):
             own.sendall(pack_command([b"AUTH", daemon.key.text().encode()]))

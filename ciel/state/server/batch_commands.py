@@ -7,7 +7,8 @@ from typing import Any, Final
 from ciel.state.bases.wire import WORDS, unpack_steps
 from ciel.state.batches import Request, carry_out_once, check
 from ciel.state.errors import RefusedError, StaleRequestError
-from ciel.state.server.command import ANY, Command, CommandError, integer
+from ciel.state.server.command import ANY, Command, integer
+from ciel.state.server.errors import CommandError
 from ciel.state.server.view import RowsView
 
 RANGE_BYTES: Final = 4 << 20
@@ -53,7 +54,7 @@ def read_range(rows: RowsView, args: list[bytes]) -> list[Any]:
     return reply
 
 
-COMMANDS: Final = {
+COMMANDS: Final[dict[bytes, Command]] = {
     b"CIEL.BATCH": Command(batch, 3, ANY, True),
     b"CIEL.RANGE": Command(read_range, 3, 3),
 }

@@ -74,7 +74,7 @@ class BufferedRows:
         )  # fmt: skip
         self._recent = Layer()
         self._committing: Layer | None = None
-        self._thread: threading.Thread | None = None
+        self._committer: threading.Thread | None = None
         self._error: KvError | OSError | None = None  # of the last commit
         self._has_failed = False
         self._retry_s = 0.0
@@ -261,10 +261,10 @@ class BufferedRows:
             self._log = Log(path, is_new=True)
             self._logs = (*self._logs, self._log)
         work = self._committing, self.number, self.layers.size
-        self._thread = threading.Thread(
+        self._committer = threading.Thread(
             target=self._commit_beside, args=work, name="ciel-kv-commit"
         )
-        self._thread.start()
+        self._committer.start()
 
     def _commit_beside(self, layer: Layer, number: int, size: Size) -> None:
         started_s = time.monotonic()
@@ -327,8 +327,8 @@ class BufferedRows:
         self._retry_s = time.monotonic() + RETRY_S
 
     def _wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._committer is not None:
+            self._committer.join()
+            self._committer = None
             if self._committing is not None:
                 self._end_commit(self._committing)

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from ciel.state.batches import KEY_MAX_BYTES, RESERVED
 from ciel.state.errors import BaseFullError, KindError, KvError, LimitError
+from ciel.state.server.errors import CommandError
 from ciel.state.server.resp import Failure
 from ciel.state.server.view import RowsView
 
@@ -20,19 +21,11 @@ SLICE_STEPS: Final = 1_000
 """How many rows a slice visits, which takes some 2 ms; a large row counts as several."""
 
 
-class CommandError(KvError):
-    """A command cannot be carried out, and has changed nothing."""
-
-    def __init__(self, text: str, code: str = "ERR") -> None:
-        self.failure = Failure(code, text)
-        super().__init__(text)
-
-
 def failure_of(error: KvError) -> Failure:
     """Return an error as a reply."""
     match error:
         case CommandError():
-            return error.failure
+            return Failure(error.code, str(error))
         case KindError():
             return Failure("WRONGTYPE", "Operation against a key holding the wrong kind of value")
         case BaseFullError():

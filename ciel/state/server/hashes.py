@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 
 from ciel.state.bases.rows import (
@@ -20,12 +22,12 @@ from ciel.state.server.command import (
     INT_MAX,
     INT_MIN,
     Command,
-    CommandError,
     checked_key,
     decimal,
     integer,
     syntax_error,
 )
+from ciel.state.server.errors import CommandError
 from ciel.state.server.resp import OK, Pairs
 from ciel.state.server.view import RowsView
 
@@ -134,7 +136,7 @@ def hgetall(rows: RowsView, args: list[bytes]) -> dict[bytes, bytes]:
     if (few := elements.few()) is not None:
         return dict(few)
     fields = elements.all()
-    parts = rows.collected(part for field in fields for part in field)
+    parts = rows.collected(chain.from_iterable(fields))
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
@@ -143,7 +145,7 @@ def hkeys(rows: RowsView, args: list[bytes]) -> list[bytes]:
 
 
 def hvals(rows: RowsView, args: list[bytes]) -> list[bytes]:
-    return rows.collected(value for _, value in _hash(rows, args[0]).all())
+    return rows.collected(map(itemgetter(1), _hash(rows, args[0]).all()))
 
 
 def hlen(rows: RowsView, args: list[bytes]) -> int:
@@ -296,7 +298,7 @@ def _ranked(names: list[bytes], *, with_scores: bool) -> Any:
     return [name[8:] for name in names]
 
 
-COMMANDS: Final = {
+COMMANDS: Final[dict[bytes, Command]] = {
     b"HSET": Command(hset, 3, ANY, True), b"HMSET": Command(hmset, 3, ANY, True),
     b"HSETNX": Command(hsetnx, 3, 3, True), b"HGET": Command(hget, 2, 2),
     b"HMGET": Command(hmget, 2, ANY), b"HGETALL": Command(hgetall, 1, 1),

@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from ciel.state.batches import VALUE_MAX_BYTES
-from ciel.state.errors import KvError
+from ciel.state.server.errors import FramingError
 
 LINE_MAX_BYTES: Final = 64 << 10
 _HEAD_MAX_BYTES: Final = 32
 """A line with a number has at most this length."""
-
-
-class FramingError(KvError):
-    """A client does not speak the protocol."""
 
 
 class Limits(NamedTuple):
@@ -182,6 +178,8 @@ def encode(reply: Any, protocol: int) -> bytes:
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
     if reply is OK:
         return _OK_BYTES
+    if kind is dict:
+        return _encode_dict(reply, protocol)
     if kind is int:
         return b":%d\r\n" % reply
     if reply is None:
@@ -210,13 +208,20 @@ def _encode_other(reply: Any, protocol: int) -> bytes:
         case Push(parts):
             mark = b">" if protocol == 3 else b"*"
             return mark + b"%d\r\n" % len(parts) + b"".join([encode(p, protocol) for p in parts])
-        case dict():
-            parts = [encode(part, protocol) for row in reply.items() for part in row]
-            head = b"%%%d\r\n" % len(reply) if protocol == 3 else b"*%d\r\n" % len(parts)
-            return head + b"".join(parts)
         case list() | tuple():
             return b"*%d\r\n" % len(reply) + b"".join([encode(part, protocol) for part in reply])
     raise TypeError(f"{type(reply).__name__} is no reply")
+
+
+def _encode_dict(reply: dict[Any, Any], protocol: int) -> bytes:
+    count = len(reply)
+    parts = [b"%%%d\r\n" % count if protocol == 3 else b"*%d\r\n" % (2 * count)]
+    for name, value in reply.items():
+        if type(name) is bytes and type(value) is bytes:  # a hash
+            parts.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(name), name, len(value), value))
+        else:
+            parts += encode(name, protocol), encode(value, protocol)
+    return b"".join(parts)
 
 
 def _float_text(number: float) -> bytes:

@@ -24,7 +24,8 @@ from twisted.logger import Logger
 from ciel.access.addresses import is_loopback, netloc
 from ciel.state.server.buffered import BufferedRows
 from ciel.state.server.command import Slices
-from ciel.state.server.resp import Failure, FramingError, encode
+from ciel.state.server.errors import FramingError
+from ciel.state.server.resp import Failure, encode
 from ciel.state.server.sessions import Server, Session
 
 ALWAYS, INTERVAL, OFF = "always", "interval", "off"
@@ -390,21 +391,21 @@ class KvService:
         self._repeated.append(repeated)
 
 
-class Syncing(threading.Thread):
+class Syncing:
     """Makes the log durable in a thread, once for all requests that wait meanwhile."""
 
     def __init__(
         self, rows: BufferedRows, call: Callable[..., object],
         done: Callable[[int, str], object],
     ) -> None:  # fmt: skip
-        super().__init__(name="ciel-kv-sync", daemon=True)
         self._rows = rows
         self._call = call
         self._done = done
         self._wanted = self._reached = rows.number
         self._changed = threading.Condition()
         self._is_closing = False
-        self.start()
+        self._syncer = threading.Thread(target=self._run, name="ciel-kv-sync", daemon=True)
+        self._syncer.start()
 
     def request(self, number: int) -> None:
         """Ask for everything up to a record to become durable."""
@@ -416,9 +417,9 @@ class Syncing(threading.Thread):
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self.join()
+        self._syncer.join()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._changed:
                 while self._wanted == self._reached and not self._is_closing:

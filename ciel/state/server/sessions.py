@@ -27,7 +27,6 @@ from ciel.state.server.buffered import BufferedRows
 from ciel.state.server.command import (
     SLICE_STEPS,
     Command,
-    CommandError,
     Slices,
     failure_of,
     integer,
@@ -35,6 +34,7 @@ from ciel.state.server.command import (
     steps_of,
     syntax_error,
 )
+from ciel.state.server.errors import CommandError
 from ciel.state.server.layers import Layers
 from ciel.state.server.limits import DEFAULT, KvLimits
 from ciel.state.server.log import CLEARED, Writes
@@ -52,7 +52,7 @@ from ciel.state.server.resp import (
 )
 from ciel.state.server.view import RowsView
 
-COMMANDS: Final = values.COMMANDS | hashes.COMMANDS | batch_commands.COMMANDS
+COMMANDS: Final[dict[bytes, Command]] = values.COMMANDS | hashes.COMMANDS | batch_commands.COMMANDS
 WRITERS: Final = frozenset((Role.ADMIN, Role.SUBMIT, Role.WORKER, Role.KV))
 """The roles that may write; `Role.READ` may only read."""
 QUEUE_MAX: Final = 10_000

@@ -12,7 +12,6 @@ from ciel.state.server.command import (
     INT_MIN,
     SLICE_STEPS,
     Command,
-    CommandError,
     Slices,
     checked_key,
     first_slice,
@@ -21,6 +20,7 @@ from ciel.state.server.command import (
     steps_of,
     syntax_error,
 )
+from ciel.state.server.errors import CommandError
 from ciel.state.server.resp import OK, Simple
 from ciel.state.server.view import RowsView
 
@@ -95,8 +95,11 @@ def getdel(rows: RowsView, args: list[bytes]) -> bytes | None:
 
 def mget(rows: RowsView, args: list[bytes]) -> list[bytes | None]:
     """MGET: a key with a hash counts as missing."""
-    found = map(rows.row, args)
-    return rows.collected(None if row is None or row[0] > 1 else content_of(row) for row in found)
+    return rows.collected(map(_plain, map(rows.row, args)))
+
+
+def _plain(row: bytes | None) -> bytes | None:
+    return None if row is None or row[0] > 1 else content_of(row)
 
 
 def mset(rows: RowsView, args: list[bytes]) -> Any:
@@ -245,7 +248,7 @@ def _table(rows: Sequence[tuple[bytes, Any, int, int, bool]]) -> dict[bytes, Com
     }
 
 
-COMMANDS: Final = _table((
+COMMANDS: Final[dict[bytes, Command]] = _table((
     (b"GET", get, 1, 1, False), (b"SET", set_, 2, ANY, True), (b"SETNX", setnx, 2, 2, True),
     (b"SETEX", setex, 3, 3, True), (b"PSETEX", psetex, 3, 3, True),
     (b"GETSET", getset, 2, 2, True), (b"GETDEL", getdel, 1, 1, True),

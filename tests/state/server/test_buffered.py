@@ -44,8 +44,8 @@ def open_rows(where: Path, **options: Any) -> tuple[BufferedRows, Calls]:
 
 def end_commit(rows: BufferedRows, calls: Calls) -> None:
     """Wait for the thread of a commit, and go on as the daemon does."""
-    assert rows._thread is not None
-    rows._thread.join()
+    assert rows._committer is not None
+    rows._committer.join()
     calls.run()
 
 
@@ -119,7 +119,7 @@ def test_commit_that_was_waited_for_is_not_taken_for_the_next(tmp_path: Path) ->
     rows._wait()
     rows.write({b"b": b"\0x"})
     rows.checkpoint()
-    thread, _ = rows._thread, rows._committing
+    thread, _ = rows._committer, rows._committing
     late = calls.waiting.pop(0)  # of the first commit
     late()
     assert rows._committing is not None

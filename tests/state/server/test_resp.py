@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.state.bases.replies import pack_command
+from ciel.state.server.errors import FramingError
 from ciel.state.server.resp import (
     KNOWN,
     NULL_ARRAY,
@@ -14,7 +15,6 @@ from ciel.state.server.resp import (
     UNKNOWN,
     CommandReader,
     Failure,
-    FramingError,
     Push,
     Simple,
     encode,

@@ -66,8 +66,8 @@ class Base:
         self.end_commit()
 
     def end_commit(self) -> None:
-        assert self.rows._thread is not None
-        self.rows._thread.join()
+        assert self.rows._committer is not None
+        self.rows._committer.join()
         while self.calls:
             self.calls.pop()()
 
