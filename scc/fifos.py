@@ -7,9 +7,9 @@
 
 One thread serves all FIFOs and never blocks on a single one. When a process opens a FIFO, the
 thread removes its name, so that no second process can open it and take a part of the bytes. The
-service ends when either side closes. The thread gives up a FIFO that no process opens in time. A
-process that stops early or is slow delays no other. The thread holds no lock of the memory
-meanwhile: reading a committed object needs none.
+service ends when either side closes, and `Fifos.end` ends it earlier. A process that stops early or
+is slow delays no other. The thread holds no lock of the memory meanwhile: reading a committed
+object needs none. No FIFO is written by a program (ADR 113).
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import heapq
 import os
 import secrets
 import select
 import struct
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +30,6 @@ from typing import Self
 
 from ciel.storage.errors import StorageError, StoreClosedError
 
-OPEN_TIMEOUT_S = 60.0
 PIPE_BYTES = 2**20
 CHUNK_BYTES = 2**18
 
@@ -55,17 +51,14 @@ class FifoError(StorageError):
 
 class Served:
     """One FIFO. `result` is the number of bytes transferred, which is smaller than the content if
-    the reader stopped early. It fails with `FifoError`, or with the exception that `take` raised.
+    the reader stopped early. It fails with `FifoError`.
     """
 
-    def __init__(
-        self, path: str, content: memoryview | None, take: Callable[[bytes], object] | None
-    ) -> None:
+    def __init__(self, path: str, content: memoryview) -> None:
         self.path = path
         self.result: Future[int] = Future()
         self.passed_bytes = 0
-        self.content = content
-        self.take = take
+        self.content: memoryview | None = content
         self.fd = -1
         self.watch = -1
 
@@ -82,15 +75,12 @@ class Served:
 class Fifos:
     """All FIFOs in a directory, which the caller removes, and the thread that serves them."""
 
-    def __init__(self, directory: Path, *, open_timeout_s: float = OPEN_TIMEOUT_S) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._open_timeout_s = open_timeout_s
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._by_fd: dict[int, Served] = {}
         self._by_watch: dict[int, Served] = {}
-        self._deadlines: list[tuple[float, int, Served]] = []
-        self._serial = 0
         self._ending: list[Served] = []
         self._is_closed = False
         self._epoll = select.epoll()
@@ -106,17 +96,32 @@ class Fifos:
         self._thread = threading.Thread(target=self._serve, name="ciel-fifos", daemon=True)
         self._thread.start()
 
-    def serve(self, content: memoryview, *, has_timeout: bool = True) -> Served:
+    def serve(self, content: memoryview) -> Served:
         """Create a FIFO from which a process can read `content` once. The FIFO keeps the content
-        until the transfer ends. Without a timeout it waits for its reader until `end` is called.
+        until the transfer ends. It waits for its reader until `end` is called.
         """
-        return self._create(content, None, has_timeout=has_timeout)
-
-    def accept(self, take: Callable[[bytes], object]) -> Served:
-        """Create a FIFO to which a process can write once. The thread calls `take` with the bytes.
-        If `take` raises an exception, the thread closes the FIFO, and the writer gets EPIPE.
-        """
-        return self._create(None, take, has_timeout=True)
+        path = str(self._directory / f"fifo-{secrets.token_hex(8)}")
+        served = Served(path, content)
+        with self._lock:
+            if self._is_closed:
+                raise StoreClosedError("the store")
+            os.mkfifo(path, _MODE)
+            try:
+                # Open both ends, so that the process that opens the FIFO need not wait for us.
+                served.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                with suppress(OSError):  # the total size of all pipes of a user is limited
+                    fcntl.fcntl(served.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+                served.watch = _libc.inotify_add_watch(self._inotify, path.encode(), _IN_OPEN)
+                if served.watch < 0:
+                    raise _cannot_watch(ctypes.get_errno(), path)
+            except OSError:
+                if served.fd >= 0:
+                    os.close(served.fd)
+                os.unlink(path)
+                raise
+            self._by_fd[served.fd] = served
+            self._by_watch[served.watch] = served
+        return served
 
     def end(self, served: Served) -> None:
         """Make the thread stop serving a FIFO. The result is the number of bytes transferred by
@@ -152,49 +157,11 @@ class Fifos:
     ) -> None:
         self.close()
 
-    # --- creation ---------------------------------------------------------------------------------
-
-    def _create(
-        self,
-        content: memoryview | None,
-        take: Callable[[bytes], object] | None,
-        *,
-        has_timeout: bool,
-    ) -> Served:
-        path = str(self._directory / f"fifo-{secrets.token_hex(8)}")
-        served = Served(path, content, take)
-        with self._lock:
-            if self._is_closed:
-                raise StoreClosedError("the store")
-            os.mkfifo(path, _MODE)
-            try:
-                # Open both ends, so that the process that opens the FIFO need not wait for us.
-                served.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-                with suppress(OSError):  # the total size of all pipes of a user is limited
-                    fcntl.fcntl(served.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-                served.watch = _libc.inotify_add_watch(self._inotify, path.encode(), _IN_OPEN)
-                if served.watch < 0:
-                    raise _cannot_watch(ctypes.get_errno(), path)
-            except OSError:
-                if served.fd >= 0:
-                    os.close(served.fd)
-                os.unlink(path)
-                raise
-            self._by_fd[served.fd] = served
-            self._by_watch[served.watch] = served
-            if has_timeout:
-                self._serial += 1
-                due = (time.monotonic() + self._open_timeout_s, self._serial, served)
-                heapq.heappush(self._deadlines, due)
-                if self._deadlines[0] is due:
-                    os.eventfd_write(self._bell, 1)
-        return served
-
     # --- the thread -------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._is_closed:
-            for fd, _ in self._epoll.poll(self._timeout_s()):
+            for fd, _ in self._epoll.poll():
                 if fd == self._bell:
                     os.eventfd_read(self._bell)
                     self._take_ends()
@@ -202,23 +169,6 @@ class Fifos:
                     self._take_opens()
                 else:
                     self._transfer_piece(fd)
-            self._give_up()
-
-    def _timeout_s(self) -> float | None:
-        with self._lock:
-            while self._deadlines and self._deadlines[0][2].watch < 0:
-                heapq.heappop(self._deadlines)  # opened or finished
-            if not self._deadlines:
-                return None
-            return max(0.0, self._deadlines[0][0] - time.monotonic())
-
-    def _give_up(self) -> None:
-        with self._lock:
-            while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-                served = heapq.heappop(self._deadlines)[2]
-                if served.watch >= 0:
-                    reason = f"no process has opened it within {self._open_timeout_s:g} s"
-                    self._finish(served, FifoError(served.path, reason))
 
     def _take_ends(self) -> None:
         with self._lock:
@@ -242,11 +192,9 @@ class Fifos:
         our own end.
         """
         self._unwatch(served)
-        is_reading = served.take is not None
-        flags = (os.O_RDONLY if is_reading else os.O_WRONLY) | os.O_NONBLOCK | os.O_CLOEXEC
         before = served.fd
         try:
-            served.fd = os.open(served.path, flags)
+            served.fd = os.open(served.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             self._finish(served, FifoError(served.path, error.strerror or str(error)))
             return
@@ -255,7 +203,7 @@ class Fifos:
         del self._by_fd[before]
         self._by_fd[served.fd] = served
         os.close(before)
-        self._epoll.register(served.fd, select.EPOLLIN if is_reading else select.EPOLLOUT)
+        self._epoll.register(served.fd, select.EPOLLOUT)
 
     def _transfer_piece(self, fd: int) -> None:
         """Transfer one piece. The thread holds no lock meanwhile, not even its own."""
@@ -263,12 +211,12 @@ class Fifos:
         if served is None:
             return
         try:
-            is_over = self._take_piece(served) if served.take else self._give_piece(served)
+            is_over = self._give_piece(served)
         except BlockingIOError:
             return
-        except Exception as error:  # raised by `take`; reported in the result
+        except OSError as error:
             with self._lock:
-                self._finish(served, error)
+                self._finish(served, FifoError(served.path, error.strerror or str(error)))
             return
         if is_over:
             with self._lock:
@@ -285,13 +233,6 @@ class Fifos:
             except BrokenPipeError:
                 return True  # the reader has read enough
         return served.passed_bytes >= len(served.content)
-
-    def _take_piece(self, served: Served) -> bool:
-        assert served.take is not None
-        if piece := os.read(served.fd, CHUNK_BYTES):
-            served.take(piece)
-            served.passed_bytes += len(piece)
-        return not piece
 
     def _unwatch(self, served: Served) -> None:
         if served.watch >= 0:

@@ -145,7 +145,7 @@ class SccReader(ObjectReader):
         if self._served is None or self._served.is_opened:
             self._end_fifo()
             try:
-                self._served = self._fifos().serve(self._file.view(), has_timeout=False)
+                self._served = self._fifos().serve(self._file.view())
             except OSError as error:
                 raise StoreSystemError("mkfifo", error.errno or errno.EIO) from error
         return self._served.path

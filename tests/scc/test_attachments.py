@@ -56,6 +56,7 @@ def put(store: SccStore, name: str, seed: int = 1) -> None:
         assert writer.commit().size_bytes == SIZE
 
 
+@pytest.mark.requirement("CIB-23")
 def test_a_draft_becomes_an_object_without_a_copy(store: SccStore) -> None:
     put(store, "one")
     assert store.get("one") == content()
