@@ -120,7 +120,7 @@ int main(int argc, char **argv)
     fflush(stdout);
     if (getchar() == EOF)
         return 1;
-    int token = io_token_take_of(argv[7], (unsigned)atoi(argv[6]), -1);
+    int token = io_token_take(argv[7], (unsigned)atoi(argv[6]), -1);
     if (token < 0)
         return 1;
     int failed = is_real ? load_from_disk(argv[2]) : load_from_model(disk, argv + 2);

@@ -27,7 +27,7 @@ static int device(const char *path)
 
 static int hold(const char *name, unsigned limit, int64_t timeout_ms)
 {
-    int token = io_token_take_of(name, limit, timeout_ms);
+    int token = io_token_take(name, limit, timeout_ms);
     printf("%s\n", token < 0 ? strerror(-token) : "token");
     fflush(stdout);
     while (getchar() != EOF)
@@ -41,7 +41,7 @@ static int loop(const char *name, unsigned limit, int times, const char *path)
 {
     int log = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
     for (int i = 0; i < times; i++) {
-        int token = io_token_take_of(name, limit, -1);
+        int token = io_token_take(name, limit, -1);
         if (token < 0 || write(log, "+", 1) != 1 || write(log, "-", 1) != 1)
             return 1;
         io_token_release(token);

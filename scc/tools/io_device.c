@@ -201,6 +201,16 @@ static int at_path(const char *path, int depth, struct device *device)
     return anonymous(major(status.st_dev), minor(status.st_dev), depth, device);
 }
 
+unsigned io_usual_limit(const char *device)
+{
+    char file[96], text[TEXT_BYTES];
+    unsigned major, minor;
+    if (sscanf(device, "%u-%u", &major, &minor) != 2)
+        return 4;
+    snprintf(file, sizeof file, "/sys/dev/block/%u:%u/queue/rotational", major, minor);
+    return read_text(file, text) && !strcmp(text, "1") ? 1 : 4;
+}
+
 int io_device_of(const char *path, char name[IO_DEVICE_NAME_BYTES], bool *in_memory)
 {
     struct device device = {0};

@@ -231,7 +231,7 @@ static int await_turn(struct earlier *earlier, const char *device, unsigned limi
     return 0;
 }
 
-int io_token_take_of(const char *device, unsigned limit, int64_t timeout_ms)
+int io_token_take(const char *device, unsigned limit, int64_t timeout_ms)
 {
     if (limit == 0)
         return open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -246,16 +246,6 @@ int io_token_take_of(const char *device, unsigned limit, int64_t timeout_ms)
     }
     forget_earlier(&earlier);
     return own;
-}
-
-int io_token_take(const char *path, unsigned limit, int64_t timeout_ms)
-{
-    char device[IO_DEVICE_NAME_BYTES];
-    bool in_memory;
-    int error = io_device_of(path, device, &in_memory);
-    if (error)
-        return error;
-    return io_token_take_of(device, in_memory ? 0 : limit, timeout_ms);
 }
 
 void io_token_release(int token)

@@ -13,14 +13,15 @@
  * limit. Returns 0, or a negative errno if the path cannot be examined. */
 int io_device_of(const char *path, char name[IO_DEVICE_NAME_BYTES], bool *in_memory);
 
-/* Join the queue of a path's device, and wait until fewer than `limit` of the processes that joined
+/* Return how many disk jobs of a device run at a time where nobody says otherwise: 1 on a rotating
+ * disk, else 4, as ciel/core/admission.py does at first. */
+unsigned io_usual_limit(const char *device);
+
+/* Join the queue of a device, and wait until fewer than `limit` of the processes that joined
  * earlier are in it; 0 means no limit. Fails with -ETIMEDOUT after `timeout_ms` (negative: no
  * limit). Returns a descriptor, which is the token, or a negative errno. The token is released when
  * the process dies. Do not pass it to children. */
-int io_token_take(const char *path, unsigned limit, int64_t timeout_ms);
-
-/* io_token_take for the name of a device. */
-int io_token_take_of(const char *device, unsigned limit, int64_t timeout_ms);
+int io_token_take(const char *device, unsigned limit, int64_t timeout_ms);
 
 /* Release a token, and close it. */
 void io_token_release(int token);

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "io_token.h"
 #include "tool.h"
 
 /* Create the file that will replace `target`. If the file system supports it, the file has no name
@@ -39,10 +40,31 @@ static void resemble(int fd, const char *target)
     fchmod(fd, status.st_mode & 0777);
 }
 
+/* Store a file while this program has a turn at the disk of the target. */
+static int64_t store_in_turn(struct tool *tool, struct tool_image *image, const char *name, int fd,
+                             const char *target, uint32_t limit)
+{
+    char folder[PATH_MAX];
+    struct shmfs_info info;
+    int error = shmfs_stat(image->fs, name, &info);
+    if (error)
+        return error;
+    snprintf(folder, sizeof folder, "%s", target);
+    int token = tool_await_turn(tool, dirname(folder), (int64_t)info.size_bytes, true, limit);
+    if (token < 0)
+        return token;
+    int64_t stored = shmfs_store(image->fs, name, fd);
+    int cause = errno;
+    if (token != TOOL_NO_TURN)
+        io_token_release(token);
+    errno = cause;
+    return stored;
+}
+
 /* Write the file next to its target, and rename it: readers see the old file or the new one, and a
  * store that fails or dies leaves the old one. */
 static void store_file(struct tool *tool, struct tool_image *image, const char *name,
-                       const char *out)
+                       const char *out, uint32_t limit)
 {
     char target[PATH_MAX], beside[PATH_MAX + 32];
     bool has_name;
@@ -55,8 +77,10 @@ static void store_file(struct tool *tool, struct tool_image *image, const char *
         return;
     }
     resemble(fd, target);
-    int64_t stored = shmfs_store(image->fs, name, fd);
-    if (stored < 0) {
+    int64_t stored = store_in_turn(tool, image, name, fd, target, limit);
+    if (tool->has_failed) {
+        /* it could not wait for the disk, and has said so */
+    } else if (stored < 0) {
         tool_failed(tool, "%s cannot be stored in %s: %s", name, out,
                     tool_error_text((int)stored));
     } else if ((!has_name && give_name(fd, beside)) || rename(beside, target)) {
@@ -78,6 +102,7 @@ static void store_into(struct tool *tool, struct tool_image *image, const char *
 
 int main(int argc, char **argv)
 {
+    struct tool_option options[] = {TOOL_IO_OPTION, {0}};
     struct tool tool = {
         .name = "shmst",
         .arguments = "NAME OUT",
@@ -85,10 +110,12 @@ int main(int argc, char **argv)
                 "may be - for standard output.",
         .least = 2,
         .most = 2,
+        .options = options,
     };
     struct tool_image image;
     struct stat status;
     tool_begin(&tool, argc, argv);
+    uint32_t limit = tool_io_limit(&tool, options);
     if (!tool_attach(&tool, &image, false))
         return TOOL_FAILED;
     const char *name = tool.given[0], *out = tool.given[1];
@@ -105,7 +132,7 @@ int main(int argc, char **argv)
         else
             store_into(&tool, &image, name, fd, out);
     } else {
-        store_file(&tool, &image, name, out);
+        store_file(&tool, &image, name, out, limit);
     }
     return tool_end(&tool, &image);
 }

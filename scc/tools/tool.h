@@ -128,8 +128,26 @@ void device_begins_change(void *unused);
 
 /* --- loading (loading.c) --------------------------------------------------------------------- */
 
-/* Load one file under its base name. Prints the reason on failure. `limit` is the maximum number of
- * disk jobs of all programs that queue for it; 0: no limit. */
+/* A limit on the disk jobs of all programs that queue for a device: it depends on the device
+ * (`io_usual_limit`), and files of at most 64 KiB and files that are not regular do not queue. */
+#define TOOL_USUAL_LIMIT UINT32_MAX
+
+/* The option for such a limit, and what it says; otherwise TOOL_USUAL_LIMIT. 0: no limit. */
+#define TOOL_IO_OPTION                                                                             \
+    {.name = "io",                                                                                 \
+     .value = "N",                                                                                 \
+     .text = "disk jobs at a time on a disk; 0: any; else by its kind",                            \
+     .variable = "SHMFS_IO"}
+uint32_t tool_io_limit(const struct tool *tool, const struct tool_option *option);
+
+/* Wait for a turn to read or write `size_bytes` on the device of `path`, a regular file or not.
+ * Returns a token for io_token_release, TOOL_NO_TURN if none is needed, or prints the reason and
+ * returns a negative errno. */
+#define TOOL_NO_TURN INT_MAX
+int tool_await_turn(struct tool *tool, const char *path, int64_t size_bytes, bool is_regular,
+                    uint32_t limit);
+
+/* Load one file under its base name. Prints the reason on failure. */
 bool tool_load(struct tool *tool, struct tool_image *image, const char *path, uint32_t limit);
 
 /* --- printing (printing.c) ------------------------------------------------------------------- */

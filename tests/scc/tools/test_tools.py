@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ciel.storage.device_semaphores import QueueEntry
 from ciel.storage.devices import device_of
 from ciel.testing.shm_tools import TOOL_DIRECTORY, TOOLS, Image, fresh_image
 
@@ -208,6 +209,38 @@ def test_one_waits_for_the_disk_until_the_other_has_loaded(image: Image, tmp_pat
             assert second.wait(WAIT_S) == 0
     assert image.do("shmst", "pipe", "-") == b"content"
     assert image.do("shmst", "other", "-") == b"other"
+
+
+@pytest.mark.requirement("CIB-40")
+@pytest.mark.parametrize("options", [(), ("--io", "1")])
+def test_loads_and_stores_wait_for_the_disk_jobs_of_other_programs(
+    image: Image, source: Source, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    device = device_of(str(tmp_path))
+    if not device.is_limited:
+        pytest.skip("files of this directory are in memory")
+    content, out = os.urandom(100_000), tmp_path / "out"
+    path = source("a", content)
+    image.do("shmld", "--io", "0", path)
+    for command in (("shmld", source("b", content)), ("shmst", "a", str(out))):
+        others = [QueueEntry(device.name, 32) for _ in range(4)]
+        with image.start(command[0], *options, *command[1:]) as waiting:
+            line = Path(f"/dev/shm/ciel-io-{os.getuid()}", device.name)
+            wait_until(lambda line=line: len(list(line.iterdir())) >= 5)
+            assert waiting.poll() is None
+            for other in others:
+                other.release()
+            assert waiting.wait(WAIT_S) == 0
+    assert out.read_bytes() == image.do("shmst", "b", "-") == content
+
+
+def test_small_files_are_loaded_at_once(image: Image, source: Source, tmp_path: Path) -> None:
+    device = device_of(str(tmp_path))
+    others = [QueueEntry(device.name, 32) for _ in range(4)]
+    image.do("shmld", source("a", b"x" * 65536))
+    image.do("shmst", "a", tmp_path / "out")
+    for other in others:
+        other.release()
 
 
 def test_a_loader_that_is_killed_leaves_nothing(image: Image, tmp_path: Path) -> None:
