@@ -7,6 +7,7 @@ marks in the text of a page.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from math import log2
@@ -35,6 +36,25 @@ def write_down(page: str, mark: str, content: str, charts: Mapping[str, str]) ->
     begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
     before, _, rest = text.read_text().partition(begin)
     text.write_text(f"{before}{begin}{content}\n{end}{rest.partition(end)[2]}")
+
+
+FIGURE = re.compile(r"<!--=(\w+)-->(.*?)<!--=-->", re.DOTALL)
+"""A figure in the prose of a page: its name, and its text."""
+
+
+def write_figures(page: str, figures: Mapping[str, str]) -> None:
+    """Replace the figures in the prose of a page, so that it cannot contradict the tables.
+
+    Do nothing if the page does not exist. Raises KeyError for a figure that is not given.
+    """
+    path = DOCS / f"{page}.md"
+    if path.exists():
+        path.write_text(with_figures(path.read_text(), figures))
+
+
+def with_figures(text: str, figures: Mapping[str, str]) -> str:
+    """Return a text whose figures have these values; raises as `write_figures`."""
+    return FIGURE.sub(lambda found: f"<!--={found[1]}-->{figures[found[1]]}<!--=-->", text)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

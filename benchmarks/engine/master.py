@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.engine import finer
 from benchmarks.engine.control import cpu_s, daemons_of, no_ops
 from benchmarks.engine.talkers import add
-from benchmarks.plots import line_chart, table, write_down
+from benchmarks.plots import line_chart, table, write_down, write_figures
 from ciel.client.client import Client
 from ciel.client.cluster import LocalCluster
 
@@ -152,6 +152,28 @@ def _show(
     ]
     head = ["speed relative to one thread of one process", "by CPU time", "by wall-clock time"]
     write_down("master", "finer", table(head, rows), {})
+    write_figures("master", in_prose(events, no_op, ratios))
+
+
+def in_prose(
+    events: dict[int, dict[str, float]], no_op: dict[str, float], ratios: dict[str, float]
+) -> dict[str, str]:
+    """Return the figures in the text of the page."""
+    master_us, others_us = no_op["master_us"], no_op["worker_us"] + no_op["client_us"]
+    alone, many = events[BATCHES[0]], events[BATCHES[-1]]
+    frames_us = sum(us for name, us in many.items() if name.startswith("frames"))
+    return {
+        "master_us": f"{master_us:.0f}",
+        "tasks_per_s": f"{round(1e6 / master_us, -3):,.0f}",
+        "saturated_ms": f"{256 * master_us / 1e3:.2g}",
+        "frames": f"{frames_us / sum(many.values()):.0%}",
+        "alone_us": f"{sum(alone.values()):.1f}",
+        "many_us": f"{sum(many.values()):.1f}",
+        "others_us": f"{others_us:.0f}",
+        "others_to_master": f"{others_us / master_us:.1f}",
+        "two_processes": f"{ratios['two_by_cpu']:.2f}",
+        "one_with_locks": f"{ratios['one_with_locks_by_cpu']:.2f}",
+    }
 
 
 def _load(slots: int, task_ms: float, master_us: float) -> str:
