@@ -1,0 +1,91 @@
+"""Benchmarks run, at toy size, and give the figures that the table of figures wants of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from benchmarks import plots
+from benchmarks.__main__ import FIGURES
+from benchmarks.engine import control, finer, launcher, master, programs, released
+from benchmarks.storage import disk_jobs, fuse, locks, mpb
+
+MEASURED = plots.DOCS
+
+
+class Toy(NamedTuple):
+    """A benchmark, what makes it small, and the pages that it rewrites."""
+
+    module: ModuleType
+    arguments: dict[str, int]
+    sizes: Sequence[tuple[ModuleType, str, Any]] = ()
+    pages: tuple[str, ...] = ()
+
+
+TOYS = {
+    "control": Toy(control, {"count": 500}),
+    "fuse": Toy(fuse, {"pairs": 1}),
+    "launcher": Toy(launcher, {"pairs": 1, "launches": 50}),
+    "mpb": Toy(mpb, {"rounds": 1}),
+    "programs": Toy(programs, {"runs": 20, "pairs": 1}),
+    "released": Toy(released, {"tasks": 500, "jobs": 50}),
+    "disk_jobs": Toy(
+        disk_jobs,
+        {},
+        [
+            (disk_jobs, "LOADS", (1, 2)),
+            (disk_jobs, "modelled", partial(disk_jobs.modelled, requests=2, runs=1)),
+        ],
+        ("disk-jobs",),
+    ),
+    "locks": Toy(locks, {}, [(locks, "REPEATS", {1: 1, 2: 1})], ("locks",)),
+    "master": Toy(
+        master,
+        {},
+        [
+            (finer, "TASKS", 200),
+            (finer, "event_us", partial(finer.event_us, count=200)),
+            (finer, "two_processes", partial(finer.two_processes, pairs=1)),
+            (finer, "threads_and_locks", partial(finer.threads_and_locks, batches=2, pairs=1)),
+            (master, "NO_OPS", 200),
+            (master, "RUN_S", 0.05),
+            (master, "SLOTS", (2,)),
+            (master, "idle_busy", partial(master.idle_busy, seconds=0.1)),
+        ],
+        ("master",),
+    ),
+}
+
+
+@pytest.mark.requirement("CIB-24", "CIB-41", "CIB-55")
+@pytest.mark.parametrize("name", TOYS)
+def test_a_benchmark_of_toy_size_gives_its_figures_and_writes_its_pages(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = TOYS[name]
+    for module, size, value in toy.sizes:
+        monkeypatch.setattr(module, size, value)
+    monkeypatch.setattr(plots, "DOCS", tmp_path)
+    for page in toy.pages:
+        shutil.copy(MEASURED / f"{page}.md", tmp_path)
+    measured = toy.module.measure(**toy.arguments)
+    found = measured if isinstance(measured, dict) else asdict(measured)
+    assert {figure.key for figure in FIGURES if figure.benchmark == name} <= found.keys()
+    assert all(isfinite(value) for value in found.values() if isinstance(value, float))
+    for page in toy.pages:
+        text, after = [(where / f"{page}.md").read_text() for where in (MEASURED, tmp_path)]
+        assert after != text
+        assert marks(after) == marks(text)
+
+
+def marks(page: str) -> list[str]:
+    """Return the lines of a page between which a benchmark writes."""
+    return [line for line in page.splitlines() if line.startswith("<!-- ")]
