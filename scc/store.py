@@ -46,6 +46,7 @@ from ciel.scc.instances import (
     open_instance,
     remove_instance,
 )
+from ciel.scc.neighbours import Neighbours
 from ciel.scc.objects import (
     OpenObjects,
     SccReader,
@@ -154,6 +155,7 @@ class SccStore(ObjectStore):
             )
             self._image.sweep()
             self._temporaries = Temporaries(self._hold_fd, f"{ROOT}/{name}", self._fullness)
+            self._neighbours = Neighbours(self._hold_fd, self._registration.name)
         except BaseException:
             if hasattr(self, "_registration"):
                 self._registration.close()
@@ -285,6 +287,9 @@ class SccStore(ObjectStore):
         except OSError as error:
             raise StoreSystemError("claim", error.errno or errno.EIO) from error
 
+    def neighbours(self) -> Neighbours:
+        return self._neighbours
+
     def gone(self) -> str:
         return leases.moved((self._temporaries.place,))
 
@@ -293,6 +298,7 @@ class SccStore(ObjectStore):
             return
         self._is_closed = True
         if self._pid == os.getpid():
+            self._neighbours.close()
             for writer in self._writers.all():
                 writer.abort()  # type: ignore[union-attr]  # all are writers
             if self._fifos is not None:

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError, StoreSystemError
 from ciel.storage.remote.memory import Lender
@@ -334,6 +334,36 @@ class ObjectReader(ABC):
         self.close()
 
 
+NEVER_S = float("inf")
+
+
+class Answer(NamedTuple):
+    """The answer to a question for space: the bytes that were freed, and the last use of the object
+    that would move next. `NEVER_S`: there is none.
+    """
+
+    freed_bytes: int
+    next_s: float
+
+
+class Neighbours(Protocol):
+    """Stores that share the space of this one. Each moves only the objects that it has.
+
+    All times are of the clock `time.monotonic`.
+    """
+
+    def serve(self, free: Callable[[int, float], Answer]) -> None:
+        """Let them call `free` in a thread: it frees up to so many bytes, of objects that were last
+        used before some time.
+        """
+
+    def ask(self, wanted_bytes: int, before_s: float) -> Answer:
+        """Let them do so, the least recently used objects first."""
+
+    def close(self) -> None:
+        """Serve no more."""
+
+
 class ObjectStore(ABC):
     """Write-once objects by id."""
 
@@ -464,6 +494,10 @@ class ObjectStore(ABC):
         that it finds in its store, and deletes those unknown to its master. Other processes may
         still open the store. Raises `StoreSpecError` if another worker has claimed it.
         """
+
+    def neighbours(self) -> Neighbours | None:
+        """Return the stores that share the space of this one; None if there can be none."""
+        return None
 
     def gone(self) -> str:
         """Return a directory of the store that another program has removed or replaced, so that the

@@ -26,7 +26,14 @@ from ciel.storage.errors import (
     StorageError,
 )
 from ciel.storage.eviction import Scene, Step, Way, steps_to_free
-from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
+from ciel.storage.interface import (
+    NEVER_S,
+    Answer,
+    Neighbours,
+    ObjectReader,
+    ObjectStore,
+    ObjectWriter,
+)
 from ciel.storage.space import occupied_bytes
 
 PIECE_BYTES = 4 << 20  # an object that moves can be used again after so many bytes
@@ -35,6 +42,8 @@ LOW_SHARE, ROOM_SHARE = 16, 8
 new writers need not wait. It frees no more, since objects in memory are faster to read."""
 TRY_AGAIN_S = 1.0
 """How long the thread pauses after the level below had no space, or failed."""
+ASK_AGAIN_S = 0.1
+"""How long neighbours that could free nothing are not asked again."""
 EXPECTED_S = 5.0
 """How long an object stays for a reader that has not opened it: programs start within this time,
 and some never open an input that they have seen before."""
@@ -49,11 +58,17 @@ class Migrator:
     `_in_use` counts the users of each object. A user calls `hold` before it looks the object up.
     """
 
-    def __init__(self, upper: ObjectStore, lower: ObjectStore) -> None:
+    def __init__(
+        self, upper: ObjectStore, lower: ObjectStore, neighbours: Neighbours | None = None
+    ) -> None:
+        """`neighbours`: other stores that share the space of the upper level."""
         self._upper = upper
         self._lower = lower
+        self._neighbours = neighbours
         self._lock = threading.Condition()
+        self._stepping = threading.Lock()  # held by a thread that evicts an object
         self._above: dict[str, int] = {}  # sizes, least recently used first
+        self._used_s: dict[str, float] = {}  # when each of them was used last, if that is known
         self._both: set[str] = set()  # objects above that are also below
         self._in_use: dict[str, int] = {}
         self._unmovable: set[str] = set()  # damaged, or the level below has other content
@@ -66,6 +81,7 @@ class Migrator:
         self._changes = 0  # counts events that may have freed space
         self._requests = 0  # counts wake-ups of the thread
         self._below_failed = False
+        self._ask_from_s = 0.0  # until then the neighbours can probably free nothing
         self._thread: threading.Thread | None = None
         self._closed = False
         self.can_be_had_again: Callable[[str], bool] = lambda object_id: False
@@ -73,6 +89,8 @@ class Migrator:
         self.turn: Callable[[int], AbstractContextManager[None]] = lambda size_bytes: nullcontext()
         self.evicted = self.evicted_bytes = self.dropped_count = self.promoted = self.waited = 0
         self._find_objects()
+        if neighbours is not None:
+            neighbours.serve(self.free_for_neighbour)
 
     def _find_objects(self) -> None:
         below = frozenset(self._lower)
@@ -91,7 +109,11 @@ class Migrator:
     def close(self) -> None:
         """Stop the thread; a moving object stays where it was."""
         with self._lock:
-            self._closed = True
+            self._closed = True  # which also ends an answer to a neighbour
+            self._lock.notify_all()
+        if self._neighbours is not None:
+            self._neighbours.close()
+        with self._lock:
             self._lock.notify_all()
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -131,14 +153,19 @@ class Migrator:
         with self._lock:
             self._above.pop(object_id, None)
             self._above[object_id] = occupied_bytes(size_bytes)
+            self._used_s[object_id] = time.monotonic()
 
     def gone(self, object_id: str) -> None:
         """Record that an object was deleted in both levels."""
         with self._lock:
-            self._above.pop(object_id, None)
-            self._both.discard(object_id)
+            self._left_upper(object_id)
             self._unmovable.discard(object_id)
             self._changed()
+
+    def _left_upper(self, object_id: str) -> None:
+        self._above.pop(object_id, None)
+        self._used_s.pop(object_id, None)
+        self._both.discard(object_id)
 
     def read_below(self, object_id: str) -> None:
         """Request to load an object back, if there is space, since a reader opened it in the lower
@@ -194,6 +221,7 @@ class Migrator:
             return (
                 bool(self._moving)
                 or is_used
+                or self._may_ask
                 or next(steps_to_free(1, self._eviction_scene()), None) is not None
             )
 
@@ -230,7 +258,7 @@ class Migrator:
                 room_bytes = None
             else:
                 room_bytes = usage.capacity_bytes - usage.used_bytes - usage.reserved_bytes
-        stays = self._in_use.keys() | self._unmovable
+        stays = self._in_use.keys() | self._unmovable | self._moving.keys()
         return Scene(dict(self._above), stays, self._both, room_bytes, self.can_be_had_again)
 
     # --- the thread -------------------------------------------------------------------------------
@@ -274,15 +302,71 @@ class Migrator:
         with self._lock:
             steps = list(steps_to_free(goal_bytes, self._eviction_scene()))
             self._unmet_bytes = 0
-        did = False
+        planned_s = time.monotonic()
+        did, left_bytes = False, goal_bytes
+        next_s = NEVER_S if self._neighbours is None else 0.0  # when they used their next object
         for step in steps:
+            used_s = self._used_s.get(step.object_id, 0.0)
+            if step.way is Way.MOVE and next_s < used_s < planned_s:
+                freed_bytes, next_s = self._ask(left_bytes, used_s)
+                did, left_bytes = did or freed_bytes > 0, left_bytes - freed_bytes
+            if self._closed or self._below_failed or left_bytes <= 0:
+                break
+            if self._has_freed(step, planned_s):
+                did, left_bytes = True, left_bytes - step.size_bytes
+            elif not self._below_failed:
+                return True  # it was used meanwhile, so another one may be the next
+        if left_bytes > 0 and next_s < NEVER_S and self._may_ask and not self._closed:
+            freed_bytes, _ = self._ask(left_bytes, NEVER_S)
+            did = did or freed_bytes > 0
+            if not did:
+                self._note_vain_question()
+        return did
+
+    @property
+    def _may_ask(self) -> bool:
+        """Whether the neighbours may be able to free space."""
+        return self._neighbours is not None and time.monotonic() >= self._ask_from_s
+
+    def _ask(self, wanted_bytes: int, before_s: float) -> Answer:
+        assert self._neighbours is not None
+        return self._neighbours.ask(wanted_bytes, before_s)
+
+    def _note_vain_question(self) -> None:
+        """Let writers that wait for the neighbours give up."""
+        with self._lock:
+            self._ask_from_s = time.monotonic() + ASK_AGAIN_S
+            self._changes += 1
+            self._lock.notify_all()
+
+    def _has_freed(self, step: Step, before_s: float) -> bool:
+        """Carry out a step, unless another thread does it, or the object was used at some time or
+        later. Return whether its space is free.
+        """
+        # Wait for the disk before the object counts as moving: a user that cancels the move must
+        # not wait for the disk, too.
+        with self._stepping, self.turn(step.size_bytes) if step.way is Way.MOVE else nullcontext():
+            if self._used_s.get(step.object_id, 0.0) >= before_s:
+                return False
+            return self._carry_out(step) or step.object_id not in self._above
+
+    def free_for_neighbour(self, wanted_bytes: int, before_s: float) -> Answer:
+        """Free up to this much for another store, of objects that were last used before some time.
+        Any thread may call this.
+        """
+        self._end_expectations()
+        with self._lock:
+            scene = self._eviction_scene()
+            used = [(o, self._used_s.get(o, 0.0)) for o in self._above if o not in scene.in_use]
+            older = {o: self._above[o] for o, used_s in used if used_s < before_s}
+        freed_bytes = 0
+        for step in steps_to_free(wanted_bytes, scene._replace(sizes=older)):
             if self._closed or self._below_failed:
                 break
-            # Wait for the disk before the object counts as moving: a user that cancels the move
-            # must not wait for the disk, too.
-            with self.turn(step.size_bytes) if step.way is Way.MOVE else nullcontext():
-                did = self._carry_out(step) or did
-        return did
+            freed_bytes += step.size_bytes if self._has_freed(step, before_s) else 0
+        with self._lock:
+            left = [used_s for object_id, used_s in used if object_id in self._above]
+        return Answer(freed_bytes, min(left, default=NEVER_S))
 
     def _carry_out(self, step: Step) -> bool:
         object_id = step.object_id
@@ -310,7 +394,7 @@ class Migrator:
 
     def _evict(self, step: Step) -> bool:
         """Evict an object from the upper level; True if it was evicted."""
-        object_id = step.object_id
+        object_id, began_s = step.object_id, time.monotonic()
         below = partial(self._lower.begin_moved, object_id)
         with self._upper.open(object_id) as reader:
             if step.way is Way.MOVE and not self._copy(reader, self._upper, below):
@@ -320,7 +404,7 @@ class Migrator:
                     return False
                 if step.way is Way.MOVE:
                     self._both.add(object_id)
-                if object_id in self._in_use:
+                if object_id in self._in_use or self._used_s.get(object_id, 0.0) >= began_s:
                     return False
                 if step.way is Way.DROP:
                     self.dropped_count += 1
@@ -329,8 +413,7 @@ class Migrator:
                     self.evicted_bytes += step.size_bytes
                 # Fast for any size: the pages are freed when our reader closes.
                 self._upper.delete(object_id)
-                self._above.pop(object_id, None)
-                self._both.discard(object_id)
+                self._left_upper(object_id)
         return True
 
     def _copy(self, reader: ObjectReader, source: ObjectStore, begin: Begin) -> bool:
@@ -380,6 +463,7 @@ class Migrator:
         if self._copy(reader, self._lower, begin):
             with self._lock:
                 self._above[reader.object_id] = occupied_bytes(reader.size_bytes)
+                self._used_s[reader.object_id] = time.monotonic()
                 self._both.add(reader.object_id)
                 self.promoted += 1
 

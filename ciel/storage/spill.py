@@ -71,10 +71,10 @@ class UnspilledStore(TieredStore):
     fetched again, and evicts no others.
     """
 
+    mover_type = Dropper
+
     def __init__(self, upper: ObjectStore) -> None:
-        nothing = NoStore()
-        super().__init__(upper, nothing)
-        self.mover = Dropper(upper, nothing)
+        super().__init__(upper, NoStore())
 
     @property
     def may_wait(self) -> bool:

@@ -332,6 +332,8 @@ class TieredWriter(ObjectWriter):
 class TieredStore(ObjectStore):
     """Two stores as one; `close` closes both."""
 
+    mover_type = Migrator
+
     def __init__(
         self, upper: ObjectStore, lower: ObjectStore, *, place: str = "", wait_s: float = WAIT_S
     ) -> None:
@@ -353,7 +355,8 @@ class TieredStore(ObjectStore):
         self.wait_s = wait_s
         self.reading: tuple[set[int], set[int]] = (set(), set())
         self.writing: tuple[set[int], set[int]] = (set(), set())
-        self._upper, self._lower, self.mover = upper, lower, Migrator(upper, lower)
+        self._upper, self._lower = upper, lower
+        self.mover = self.mover_type(upper, lower, upper.neighbours())
         self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
         self._place, self._opener_thread, self._spilled = place, threading.get_ident(), 0
         self.settles = False

@@ -222,11 +222,11 @@ def test_loads_and_stores_wait_for_the_disk_jobs_of_other_programs(
     content, out = os.urandom(100_000), tmp_path / "out"
     path = source("a", content)
     image.do("shmld", "--io", "0", path)
+    line = Path(f"/dev/shm/ciel-io-{os.getuid()}", device.name)
     for command in (("shmld", source("b", content)), ("shmst", "a", str(out))):
         others = [QueueEntry(device.name, 32) for _ in range(4)]
         with image.start(command[0], *options, *command[1:]) as waiting:
-            line = Path(f"/dev/shm/ciel-io-{os.getuid()}", device.name)
-            wait_until(lambda line=line: len(list(line.iterdir())) >= 5)
+            wait_until(lambda: len(list(line.iterdir())) >= 5)
             assert waiting.poll() is None
             for other in others:
                 other.release()
