@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +12,11 @@ from ciel.scc.shapes import Geometry
 from ciel.scc.shmfs import Image
 from ciel.storage import leases
 from ciel.storage.errors import StoreSpecError, StoreSystemError
+from ciel.storage.specs import check_instance
 
 ROOT = "/dev/shm"
 _SHM_PREFIX = "ciel-"  # of all stores in memory: each start sweeps all of them
 _PREFIX = "ciel-scc-"
-_INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 CAPACITY_BYTES = 2**30
 BLOCK_BYTES = 64 * 2**10
@@ -83,9 +82,7 @@ def remove_instance(instance: str) -> bool:
 
 def directory_name(instance: str) -> str:
     """Return the name of an instance's directory under `/dev/shm`."""
-    if not _INSTANCE.fullmatch(instance):
-        raise StoreSpecError(instance, "an instance is 1 to 64 letters, digits, _ and -")
-    return _PREFIX + instance
+    return _PREFIX + check_instance(instance)
 
 
 def open_instance(name: str, layout: Layout) -> tuple[int, Image]:

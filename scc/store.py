@@ -106,6 +106,14 @@ def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
 
 def open_cores(options: Mapping[str, str]) -> SccStore:
     """Open only the memory, which several processes may share as one core."""
+    layout, core = read_options(options)
+    return SccStore(options.get("instance") or secrets.token_hex(8), layout, core)
+
+
+def read_options(options: Mapping[str, str]) -> tuple[Layout, int | None]:
+    """Return the parameters of the image, and the number of the core if there is one. Raises
+    `StoreSpecError`.
+    """
     check_options("scc", options, _OPTIONS)
     build = options.get("build", "coherent")
     if build not in BUILDS:
@@ -119,8 +127,7 @@ def open_cores(options: Mapping[str, str]) -> SccStore:
     )
     _check_shape(layout)
     core = _number(options, "core", 0, CORES_MAX - 1, -1)  # CoreRegistration checks the upper limit
-    instance = options.get("instance") or secrets.token_hex(8)
-    return SccStore(instance, layout, None if core < 0 else core)
+    return layout, None if core < 0 else core
 
 
 class SccStore(ObjectStore):

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,17 +19,26 @@ from ciel.core.graph.failures import size_text
 from ciel.shm.arena import ROOT, Arena, arena_path, open_arena, plain, remove_arena
 from ciel.shm.upkeep import Upkeep, prefault_bytes
 from ciel.storage import leases
-from ciel.storage.errors import StoreSpecError, StoreSystemError
+from ciel.storage.errors import StoreSystemError
 from ciel.storage.files import FileStore
 from ciel.storage.interface import ObjectStore
 from ciel.storage.shelf import ShelfOptions
-from ciel.storage.specs import check_options, parse_flag, parse_size
-from ciel.storage.spill import with_spill
+from ciel.storage.specs import (
+    Left,
+    OwnInstances,
+    StoreKind,
+    WorkerOptions,
+    check_instance,
+    check_options,
+    parse_flag,
+    parse_size,
+    share_bytes,
+)
+from ciel.storage.spill import check_spill, left_by_spill, with_spill
 
 RECYCLED_SHARE = 4
 """Memory of deleted objects may take the capacity divided by this."""
 _PREFIX = "ciel-"
-_INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def open_shm(options: Mapping[str, str], directory: Path) -> ObjectStore:
@@ -47,17 +55,48 @@ def open_shm(options: Mapping[str, str], directory: Path) -> ObjectStore:
 
     The store reuses the memory of deleted objects with any options (`upkeep`).
     """
-    check_options("shm", options, ("capacity", "instance", "spill", "arena"))
-    uses_arena = parse_flag(options.get("arena", "no"))
+    KIND.check(options)
     capacity = options.get("capacity")
     spill = options.get("spill", "yes")
     store = ShmStore(
         options.get("instance") or secrets.token_hex(8),
         parse_size(capacity) if capacity else None,
         spills=spill != "no",
-        uses_arena=uses_arena,
+        uses_arena=options.get("arena") == "yes",
     )
     return with_spill(store, spill, directory)
+
+
+class ShmKind(StoreKind):
+    """The store `shm`: each worker has its own instance, and they share `/dev/shm`."""
+
+    def check(self, options: Mapping[str, str]) -> None:
+        check_options("shm", options, ("capacity", "instance", "spill", "arena"))
+        parse_flag(options.get("arena", "no"))
+        if "capacity" in options:
+            parse_size(options["capacity"])
+        if "instance" in options:
+            check_instance(options["instance"])
+        check_spill(options)
+
+    def places(self, options: Mapping[str, str]) -> Sequence[str]:
+        return (ROOT,)
+
+    def of_workers(self, options: Mapping[str, str], workers: int) -> WorkerOptions:
+        has_memory = options.get("arena") == "yes"  # the arena has its own memory
+        usual = {} if has_memory else {"capacity": str(share_bytes(ROOT, workers))}
+        return ShmOptions(options, directories_of, usual)
+
+
+class ShmOptions(OwnInstances):
+    """The options of the workers' stores, which may also spill to a directory that others use."""
+
+    def left(self, number: int, names: Sequence[str]) -> Iterator[Left]:
+        yield from super().left(number, names)
+        yield from left_by_spill(self.given)
+
+
+KIND = ShmKind(open_shm)
 
 
 class ShmStore(FileStore):
@@ -162,7 +201,11 @@ def remove_instance(instance: str) -> bool:
     return went
 
 
+def directories_of(instance: str) -> Sequence[Path]:
+    """Return the directories of an instance in `/dev/shm` and in the arena; it has one of them."""
+    name = _directory_name(instance)
+    return Path(ROOT, name), Path(arena_path(), name)
+
+
 def _directory_name(instance: str) -> str:
-    if not _INSTANCE.fullmatch(instance):
-        raise StoreSpecError(instance, "an instance is 1 to 64 letters, digits, _ and -")
-    return _PREFIX + instance
+    return _PREFIX + check_instance(instance)

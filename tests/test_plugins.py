@@ -1,9 +1,13 @@
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ciel import plugins
 from ciel.plugins import PluginError
+from ciel.storage.specs import StoreKind
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def test_every_installed_plugin_can_be_loaded(group: str) -> None:
 
 
 def test_a_store_is_loaded_by_its_name() -> None:
-    assert plugins.load("ciel.stores", "disk").__name__ == "open_disk"
+    assert isinstance(plugins.load("ciel.stores", "disk"), StoreKind)
 
 
 @pytest.mark.usefixtures("third_party")
@@ -62,3 +66,51 @@ def test_the_error_for_an_unknown_plugin_lists_the_installed_ones() -> None:
 
 def test_an_empty_group_has_no_names() -> None:
     assert plugins.names("ciel.nonsense") == []
+
+
+# --- stores are known by the name that a user gives, and by no other ------------------------------
+
+ROOT = Path(__file__).parents[1]
+WITHOUT_STORES = ("client", "cli", "master", "worker", "launch", "access", "net", "execution")
+STORE_WORDS = re.compile(r"(?<!/dev/)(?<!--)\b(?:shm|scc)\b|^disk(?:$|[:,])|\bciel-arena\b")
+"""The names of our stores in a text, but not the directory `/dev/shm` and the option `--shm-size`."""
+NOT_A_STORE = {
+    ("ciel/master/state/workers.py", "disk"),  # an attribute: the queue of a worker's disk
+}
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Yield the texts of a module, without docstrings; a name in an import counts as a text."""
+    tree = ast.parse(path.read_text())
+    documents = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
+    }  # a text that is a statement
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in documents:
+                yield node.value
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+@pytest.mark.requirement("CIB-54")
+def test_no_component_knows_a_store_by_its_name() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), text)
+        for component in WITHOUT_STORES
+        for path in (ROOT / "ciel" / component).rglob("*.py")
+        for text in texts(path)
+        if STORE_WORDS.search(text)
+    }
+    assert found == NOT_A_STORE
+
+
+@pytest.mark.requirement("CIB-54")
+@pytest.mark.parametrize(
+    "line",
+    ["if name in ('shm', 'scc'): pass", "x = f'scc-{y}'", "D = 'disk'", "from ciel.scc import a"],
+)
+def test_the_search_for_names_of_stores_finds_them(tmp_path: Path, line: str) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(f'"""A shm."""\nROOT = "/dev/shm/ciel"\n{line}\n')
+    assert [text for text in texts(module) if STORE_WORDS.search(text)]

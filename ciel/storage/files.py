@@ -44,7 +44,7 @@ from ciel.storage.interface import (
 )
 from ciel.storage.shelf import Shelf, ShelfOptions, file_name
 from ciel.storage.space import PAGE_BYTES, occupied_bytes
-from ciel.storage.specs import check_options, parse_flag, parse_size
+from ciel.storage.specs import StoreKind, check_options, parse_flag, parse_size
 
 _ADOPT_REASONS = {
     errno.ENOENT: "the file is missing",
@@ -58,15 +58,26 @@ _ADOPT_REASONS = {
 
 def open_disk(options: Mapping[str, str], directory: Path) -> FileStore:
     """Open the store in a directory; options: `capacity` (a size), `sync` (`yes` or `no`)."""
+    return FileStore(directory, _shelf_options(options))
+
+
+def _shelf_options(options: Mapping[str, str]) -> ShelfOptions:
     check_options("disk", options, ("capacity", "sync"))
     capacity = options.get("capacity")
-    return FileStore(
-        directory,
-        ShelfOptions(
-            capacity_bytes=parse_size(capacity) if capacity else None,
-            sync=parse_flag(options.get("sync", "no")),
-        ),
+    return ShelfOptions(
+        capacity_bytes=parse_size(capacity) if capacity else None,
+        sync=parse_flag(options.get("sync", "no")),
     )
+
+
+class DiskKind(StoreKind):
+    """The store `disk`, which keeps everything in the work directory of its worker."""
+
+    def check(self, options: Mapping[str, str]) -> None:
+        _shelf_options(options)
+
+
+DISK = DiskKind(open_disk)
 
 
 class FileReader(ObjectReader):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from ciel.storage.migration import Dropper
 from ciel.storage.remote.memory import RemoteMemory
 from ciel.storage.remote.spill import RemoteSpill
 from ciel.storage.shelf import ShelfOptions
+from ciel.storage.specs import Left
 from ciel.storage.tiers import TieredStore, TieredWriter
 
 _PREFIX = "ciel-spill-"
@@ -54,16 +55,29 @@ def with_spill(upper: ObjectStore, spill: str, directory: Path) -> ObjectStore:
         elif spill == "remote":
             lower = RemoteSpill(FileStore(Path(place), ShelfOptions()), RemoteMemory())
             place = ""  # most moves do not use the disk
-        elif spill.startswith("/"):
-            lower = SpillStore(spill)
         else:
-            raise StoreSpecError(
-                f"spill={spill}", "write yes, no, remote, or a path that begins with /"
-            )
+            check_spill({"spill": spill})
+            lower = SpillStore(spill)
         undo.callback(lower.close)
         store = TieredStore(upper, lower, place=place)
         undo.pop_all()
     return store
+
+
+def check_spill(options: Mapping[str, str]) -> None:
+    """Raise `StoreSpecError` if the option `spill` is wrong."""
+    spill = options.get("spill", "yes")
+    if spill not in ("yes", "no", "remote") and not spill.startswith("/"):
+        raise StoreSpecError(
+            f"spill={spill}", "write yes, no, remote, or a path that begins with /"
+        )
+
+
+def left_by_spill(options: Mapping[str, str]) -> Iterator[Left]:
+    """Yield the directories that a store with this option `spill` may leave."""
+    spill = options.get("spill", "")
+    if spill.startswith("/"):
+        yield Left(f"{spill}/{_PREFIX}*", is_leased=True)
 
 
 class UnspilledStore(TieredStore):

@@ -99,7 +99,7 @@ def test_the_cluster_says_what_it_is(cluster: LocalCluster) -> None:
 
 def test_nothing_is_left_but_logs(state: Path) -> None:
     cluster = LocalCluster(workers=2, slots=1, store="shm")
-    shm = {Path("/dev/shm", f"ciel-{instance}") for instance in cluster._instances}
+    shm = {Path("/dev/shm", f"ciel-{instance}") for instance in cluster._stores.names}
     with Client(cluster) as client, client.job() as job:
         job.result(job.run(["seq", "100000"]))
     assert any(path.exists() for path in shm)
@@ -191,11 +191,12 @@ def test_two_clusters_in_one_image_leave_each_others_objects_alone(state: Path) 
 
 def test_a_store_that_workers_cannot_share_is_refused() -> None:
     refused = {
-        "scc:cores=1": "'cores=1' is too few: 2 workers need a core each; use cores=2 or more, "
-        "or leave it out",
-        "scc:core=0": "'core=0' is for one worker, but there are 2; leave it out, so that each "
+        "scc:cores=1": "'cores=1': 2 workers need a core each; use cores=2 or more, or leave it "
+        "out",
+        "scc:core=0": "'core=0': it is for one worker, but there are 2; leave it out, so that each "
         "worker has its own core",
         "shm:capacity": "'shm:capacity': 'capacity' is not option=value",
+        "nosuchstore": "store 'nosuchstore': not installed (there is: disk, scc, shm)",
     }
     for store, said in refused.items():
         with pytest.raises(ClusterOptionError) as caught:
@@ -216,7 +217,7 @@ def test_a_killed_client_leaves_no_process_and_no_file(state: Path, store: str) 
         "client = ciel.Client(cluster)\n"
         "job = client.job()\n"
         "job.want([job.run(['sh', '-c', f'setsid sleep 1000 {sys.argv[1]} & sleep 1000'])])\n"
-        "print(*cluster._instances, flush=True)\n"
+        "print(*cluster._stores.names, flush=True)\n"
         "job.wait()\n"
     )
     store = store.format(name=f"test-{os.getpid()}", state=state)
@@ -268,9 +269,10 @@ def test_using_a_closed_cluster_raises() -> None:
 @pytest.mark.slow
 def test_a_cluster_that_does_not_start_says_why(state: Path) -> None:
     with pytest.raises(ClusterError) as caught:
-        LocalCluster(store="nosuchstore")
+        LocalCluster(store="scc:core=1")
     assert str(caught.value) == (
-        "worker-1 could not start: store 'nosuchstore': not installed (there is: disk, scc, shm)"
+        "worker-1 could not start: 'core=1': the image has cores=1, numbered from 0; "
+        "give its first worker more cores"
     )
     assert processes_of(state) == []
     assert list((state / "tmp").iterdir()) == []

@@ -19,11 +19,12 @@ from ciel.cli.output.printing import print_json, print_text
 from ciel.cli.output.tables import screen_width, table
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 from ciel.cli.parsing.verbs import show_verbs
+from ciel.storage.specs import DEFAULT, VARIABLE
 
-VARIABLES: Final = {"store": "CIEL_STORE", "log_level": "CIEL_LOG_LEVEL"}
+VARIABLES: Final = {"store": VARIABLE, "log_level": "CIEL_LOG_LEVEL"}
 """Settings that only the environment sets."""
 
-_DEFAULTS: Final = {"store": "disk", "log_level": "info"}
+_DEFAULTS: Final = {"store": DEFAULT, "log_level": "info"}
 _EPILOG = """\
 A flag takes precedence over the environment, and the environment over the configuration file. If
 neither master nor access is set, commands use the cluster of `ciel up`, or start their own.

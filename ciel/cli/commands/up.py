@@ -49,6 +49,7 @@ from ciel.client.errors import (
 from ciel.core.errors import CielError
 from ciel.core.tasks import SLOTS_MAX
 from ciel.journal.file_journal import ALWAYS, SYNC_MODES
+from ciel.storage.specs import describe_kinds
 from ciel.wire.descriptors import read_summary
 
 _PORTS = range(20000, 32768)  # Java clients read ports as signed 16-bit numbers
@@ -109,7 +110,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--store",
         metavar="SPEC",
-        help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
+        help=describe_kinds(),
     )
     parser.add_argument(
         "--listen", metavar="HOST:PORT",

@@ -54,7 +54,7 @@ from ciel.net.transports import Address, Reconnector, listen, parse_address
 from ciel.net.url_policy import UrlPolicy
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore, Verify
-from ciel.storage.specs import parse_spec
+from ciel.storage.specs import DEFAULT, VARIABLE, describe_kinds, load_kind
 from ciel.wire.errors import RefusedError
 from ciel.wire.masters import ballot_to_json
 from ciel.wire.session import Session
@@ -99,8 +99,8 @@ def _add_storage(add: Callable[..., object]) -> None:
     add(
         "--store",
         metavar="SPEC",
-        default=os.environ.get("CIEL_STORE") or "disk",
-        help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
+        default=os.environ.get(VARIABLE) or DEFAULT,
+        help=describe_kinds(),
     )
     add(
         "--io",
@@ -472,8 +472,7 @@ class Worker:
         return Launching(self._reactor, ticks, environ, store.directories)
 
     def _open_store(self) -> ObjectStore:
-        name, store_options = parse_spec(self._options.store)
-        open_store = plugins.load("ciel.stores", name)
+        open_store, _, store_options = load_kind(self._options.store)
         store: ObjectStore = self._keep(open_store(store_options, self._spool.store))
         store.claim()
         if store.about:

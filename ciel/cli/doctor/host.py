@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -31,10 +31,11 @@ from ciel.cli.output.tables import size_text
 from ciel.launch import Launcher, LaunchError
 from ciel.launch.memory import memory_of_host
 from ciel.storage.errors import StorageError
-from ciel.storage.specs import parse_spec
+from ciel.storage.specs import DEFAULT, GROUP, VARIABLE, load_kind
 
 LIBRARIES: Final = ("twisted", "pycurl", "simplejson", "orjson", "xxhash", "cffi", "cloudpickle")
-SHARED_MEMORY: Final = Path("/dev/shm")
+_SHARED_MEMORY: Final = "/dev/shm"
+SHARED_MEMORY: Final = Path(_SHARED_MEMORY)
 SHARED_MEMORY_MIN_BYTES: Final = 256 << 20
 """Less shared memory is a finding: many containers have 64 MiB, too little for a store."""
 
@@ -52,8 +53,11 @@ _PROBE = "ciel-doctor-"
 
 def check_host(environ: Mapping[str, str]) -> list[Finding]:
     """Run all checks of this computer."""
+    software = list(check_software())
+    has_libraries = OK in {one.state for one in software if one.check == "libraries"}
+    stores = _store(environ) if has_libraries else ()  # the stores need the libraries
     return [
-        *check_software(), *_settings(environ), _store(environ), *_state(environ),
+        *software, *_settings(environ), *stores, *_state(environ),
         _temporary(environ), _shared_memory(environ), _open_files(), *_limits(), _memory(),
         *_executors(environ), _compiler(),
     ]  # fmt: skip
@@ -126,18 +130,28 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield ok("settings", "; ".join([where, *origins]))
 
 
-def _store(environ: Mapping[str, str]) -> Finding:
-    spec = environ.get("CIEL_STORE") or "disk"
-    known = plugins.names("ciel.stores")
+def _store(environ: Mapping[str, str]) -> Iterator[Finding]:
+    known = ", ".join(plugins.names(GROUP))
+    spec = environ.get(VARIABLE) or DEFAULT
     try:
-        name, _ = parse_spec(spec)
-        if name not in known:
-            raise plugins.PluginError("ciel.stores", name, "not installed")
+        places = _places(environ)
     except (StorageError, plugins.PluginError) as error:
-        return fault("store", f"CIEL_STORE={spec}: {error}", f"set it to: {', '.join(known)}")
-    if "CIEL_STORE" not in environ:
-        spec = "disk, unless a worker's --store names another"
-    return ok("store", spec)
+        yield fault("store", f"{VARIABLE}={spec}: {error}", f"set it to: {known}")
+        return
+    text = spec if VARIABLE in environ else f"{spec}, unless a worker's --store names another"
+    yield ok("store", f"{text} (installed: {known})")
+    for place in places:
+        if place != _SHARED_MEMORY:  # `_shared_memory` checks it
+            yield _writable("store", Path(place), f"an option in {VARIABLE}")
+
+
+def _places(environ: Mapping[str, str]) -> Sequence[str]:
+    """Return the directories in which the default store keeps objects, besides work directories.
+
+    Raises StorageError and PluginError.
+    """
+    kind, _, options = load_kind(environ.get(VARIABLE) or DEFAULT)
+    return kind.places(options)
 
 
 # --- directories ----------------------------------------------------------------------------------
@@ -217,7 +231,10 @@ def _temporary(environ: Mapping[str, str]) -> Finding:
 
 def _shared_memory(environ: Mapping[str, str]) -> Finding:
     check = "shared memory"
-    in_use = (environ.get("CIEL_STORE") or "disk").partition(":")[0] in ("shm", "scc")
+    try:
+        in_use = _SHARED_MEMORY in _places(environ)
+    except (StorageError, plugins.PluginError):
+        in_use = False  # `_store` reports it
     report = fault if in_use else note
     advice = f"mount -o remount,size=50% {SHARED_MEMORY}; for a container: --shm-size=2g"
     try:
@@ -230,7 +247,7 @@ def _shared_memory(environ: Mapping[str, str]) -> Finding:
     free = size_text(status.f_bavail * status.f_frsize)
     text = f"{SHARED_MEMORY}, {free} of {size_text(total_bytes)} free"
     if total_bytes < SHARED_MEMORY_MIN_BYTES:
-        return report(check, f"{text}: stores in memory (shm, scc) have little room", advice)
+        return report(check, f"{text}: stores in memory have little room", advice)
     return ok(check, text)
 
 

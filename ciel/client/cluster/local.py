@@ -38,7 +38,7 @@ from ciel.client.cluster.run_directories import (
     open_work,
 )
 from ciel.client.cluster.supervisor import Supervisor
-from ciel.client.cluster.worker_stores import WorkerStores, in_arena, shm_directory
+from ciel.client.cluster.worker_stores import WorkerStores
 from ciel.client.errors import ClientError, ClusterError, ForkedError
 from ciel.client.forks import register_fork
 from ciel.client.locks import Flag
@@ -50,6 +50,7 @@ from ciel.journal.file_journal import OFF, SYNC_MODES
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, ProgramStarted
 from ciel.launch.memory import memory_of_host
 from ciel.python.showing import Shown
+from ciel.storage.specs import VARIABLE
 from ciel.storage.trees import move_tree
 
 START_TIMEOUT_S = 30.0
@@ -113,7 +114,7 @@ class LocalCluster(Shown):
             raise ValueError("a resumable cluster has a journal, a directory and an identity")
         if workers < 1 or (slots is not None and not 1 <= slots <= SLOTS_MAX):
             raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
-        self._stores = WorkerStores(store or environ.get("CIEL_STORE") or None, workers)
+        self._stores = WorkerStores(store or environ.get(VARIABLE) or None, workers)
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
         self._memory_bytes = memory_of_host() // workers
         self._of_master = [
@@ -134,7 +135,6 @@ class LocalCluster(Shown):
         self._closed = False
         self._growing = allocate_lock()
         self._spools: list[Path] = []  # work directories of all workers so far, by number
-        self._instances: list[str] = []
         self._workers: list[Daemon] = []
         self._keeper: socket.socket | None = None  # reserves the port of the master
         self._undo = contextlib.ExitStack()
@@ -229,21 +229,17 @@ class LocalCluster(Shown):
     ) -> LocalDaemon:
         """Start another worker, and return it when it is ready.
 
-        `slots`: by default those of the other workers. Raises ClusterError, also if the workers
-        share an `scc` store, and all its cores are in use: it has as many as there were workers at
-        the start, or as its option `cores` says.
+        `slots`: by default those of the other workers. Raises ClusterError, also if all workers
+        share a store that has no place for another one. For example, the store `scc` has as many
+        cores as there were workers at the start, or as its option `cores` says.
         """
         self._require_open()
         if slots is not None and not 1 <= slots <= SLOTS_MAX:
             raise ValueError(f"a worker has 1 to {SLOTS_MAX} slots, not {slots}")
         with self._growing:
             number = len(self._spools)
-            cores = self._stores.cores
-            if cores is not None and number >= cores:
-                raise ClusterError(
-                    f"the scc store of this cluster has cores for {cores} workers, and all "
-                    "are in use; start the cluster with more, as in store='scc:cores=8'"
-                )
+            if reason := self._stores.refusal():
+                raise ClusterError(reason)
             self._add_spool()
             daemon = self._worker(number, slots or self.slots)
             self._supervisor.start(daemon, timeout_s)
@@ -342,21 +338,20 @@ class LocalCluster(Shown):
     def _add_spool(self) -> None:
         """Create the work directory of another worker, and have the sweeper remove its files."""
         number = len(self._spools)
-        instance = secrets.token_hex(8)
-        paths = [shm_directory(instance), in_arena(instance)]
+        for left in self._stores.add():
+            if left.is_leased:
+                self._sweeper.add_leased([left.path])
+            else:
+                self._sweeper.add([Path(left.path)])
         if number == 0:
-            paths.append(shm_directory(f"scc-{instance}"))
             self._sweeper.add_leased([boards_directory(self._cluster_id)])
         if self._work is not None:
             spool = self._work / str(number + 1)
         else:
             spool = Path(tempfile.gettempdir(), f"ciel-worker-{secrets.token_hex(6)}")
-            paths.append(spool)
-        self._sweeper.add(paths)
-        self._sweeper.add_leased(self._stores.left_by(number))
+            self._sweeper.add([spool])
         spool.mkdir(mode=0o700, exist_ok=self._is_resumable)
         self._spools.append(spool)
-        self._instances.append(instance)
 
     def _add_journal(self) -> list[str]:
         """Return the options for the master's journal, and have the sweeper remove its files."""
@@ -378,9 +373,7 @@ class LocalCluster(Shown):
         arguments += ["--spool", str(self._spools[number])]
         if self._memory_bytes:
             arguments += ["--memory", str(self._memory_bytes)]
-        store = self._stores.spec_of(number, self._instances[number], self._instances[0])
-        if store is not None:
-            arguments += ["--store", store]
+        arguments += ["--store", self._stores.spec_of(number)]
         name = f"worker-{number + 1}"
         return self._daemon(name, "ciel.cli.daemons.worker", "127.0.0.1:0", arguments)
 

@@ -47,6 +47,7 @@ while IFS= read -r path; do
     esac
 done
 take() {
+    case ${1##*/} in ciel-*) ;; *) return ;; esac
     [ -d "$1" ] && [ ! -L "$1" ] && [ -O "$1" ] && (
         flock -n 9 && [ "$1" -ef /proc/self/fd/9 ] &&
             mv -- "$1" "$1.$$" && rm -rf -- "$1.$$"
@@ -58,7 +59,7 @@ while rm -rf -- "$@"; [ -d "/proc/$launcher" ] && [ "$tries" -gt 0 ]; do
 done
 rm -rf -- "$@"
 for path; do  # a process that was killed while it removed a directory had renamed it
-    case $path in /dev/shm/*) rm -rf -- "$path".* ;; esac
+    rm -rf -- "$path".*
 done
 printf %s "$leased" | while IFS= read -r path; do
     case $path in
@@ -67,9 +68,9 @@ printf %s "$leased" | while IFS= read -r path; do
     esac
 done
 for left in "/dev/shm/ciel-full.$(id -u)" "/dev/shm/ciel-full.$(id -u)".[0-9]; do take "$left"; done
-for path; do  # the last user of an arena unmounts it; while there are others, it is busy
-    arena=${path%/*}
-    case $arena in */ciel-arena-*) [ -d "$arena" ] && umount "$arena" && rmdir "$arena" ;; esac
+for path; do  # the last user of a mount point unmounts it; while there are others, it is busy
+    mount=${path%/*}
+    case ${mount##*/} in ciel-*) [ -d "$mount" ] && umount "$mount" && rmdir "$mount" ;; esac
 done
 """
 
@@ -204,14 +205,17 @@ class Sweeper:
             os.close(read_fd)
 
     def add(self, paths: Iterable[Path]) -> None:
-        """Also remove these directories at the end; they need not exist yet."""
+        """Also remove these directories at the end; they need not exist yet.
+
+        No other process may use them, or names that start with one of theirs and a dot.
+        """
         for path in paths:
             self._pipe.write(os.fsencode(path) + b"\n")
 
     def add_leased(self, paths: Iterable[str]) -> None:
         """Also remove these directories at the end, unless another process holds their leases.
 
-        A `*` at the end of a path matches the rest of a name.
+        The last part of each path starts with `ciel-`; a `*` at its end matches the rest of a name.
         """
         self.add(Path(f"leased:{path}") for path in paths)
 

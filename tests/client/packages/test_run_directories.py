@@ -79,17 +79,18 @@ def test_the_sweeper_removes_half_removed_directories_in_memory() -> None:
 
 
 def test_a_sweeper_leaves_directories_with_a_held_lease(tmp_path: Path) -> None:
-    names = ("dead", "held", "of * 1", "of * 2", "off")
+    names = ("ciel-dead", "ciel-held", "ciel-of * 1", "ciel-of * 2", "ciel-off", "not of ciel")
     paths = {name: _full_directory(tmp_path / name) for name in names}
-    (tmp_path / "link").symlink_to(paths["off"])
-    (tmp_path / "of * file").touch()
+    (tmp_path / "ciel-link").symlink_to(paths["ciel-off"])
+    (tmp_path / "ciel-of * file").touch()
     holder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    held = [leases.hold(name, parent_fd=holder) for name in ("held", "of * 2")]
+    held = [leases.hold(name, parent_fd=holder) for name in ("ciel-held", "ciel-of * 2")]
     sweeper = Sweeper(2**22 + 1)  # no process has this id
-    leased = [*(str(paths[name]) for name in ("dead", "held")), f"{tmp_path}/of *"]
-    sweeper.add_leased([*leased, f"{tmp_path}/link", f"{tmp_path}/absent"])
+    leased = [str(paths[name]) for name in ("ciel-dead", "ciel-held", "not of ciel")]
+    leased.append(f"{tmp_path}/ciel-of *")
+    sweeper.add_leased([*leased, f"{tmp_path}/ciel-link", f"{tmp_path}/absent"])
     sweeper.finish()
-    left = ["held", "link", "of * 2", "of * file", "off"]
+    left = ["ciel-held", "ciel-link", "ciel-of * 2", "ciel-of * file", "ciel-off", "not of ciel"]
     assert sorted(os.listdir(tmp_path)) == left
     for fd in (*held, holder):
         os.close(fd)

@@ -178,10 +178,10 @@ STORES: Final = {
     "shm:speed": "'shm:speed': 'speed' is not option=value",
     "scc:core=1": "worker-1 could not start: 'core=1': the image has cores=1, numbered from 0; "
     "give its first worker more cores",
-    "disk:capacity=x": "worker-1 could not start: 'x': not a size; "
-    "write a size such as 8GiB, 512MiB or 1000000",
-    "shm:speed=1": "worker-1 could not start: 'shm': unknown option 'speed'; "
+    "disk:capacity=x": "'x': not a size; write a size such as 8GiB, 512MiB or 1000000",
+    "shm:speed=1": "'shm': unknown option 'speed'; "
     "the options are: capacity, instance, spill, arena",
+    "tape:speed=1": "store 'tape': not installed (there is: disk, scc, shm)",
 }
 
 

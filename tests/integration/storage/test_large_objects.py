@@ -54,7 +54,7 @@ def test_a_reader_maps_a_gibibyte_without_a_copy(tmp_path: Path) -> None:
         made = job.result(job.run(["sh", "-c", letters]), timeout_s=60)
         # The program wrote a file, which was copied into the store.
         wait_for(lambda: copied_bytes(client) == GIB, "the count of what was copied")
-        spec = {**SPEC, "instance": cluster._instances[0]}
+        spec = {**SPEC, "instance": cluster._stores.names[0]}
         words = [sys.executable, "-c", READER, repr(spec), made.id, str(tmp_path)]
         assert job.read(job.run(words), timeout_s=60) == f"{GIB} True 0 True\n".encode()
         assert copied_bytes(client) == GIB

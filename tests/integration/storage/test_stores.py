@@ -40,7 +40,7 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 
 def directory_of(cluster: LocalCluster) -> Path:
-    return Path("/dev/shm", f"ciel-scc-{cluster._instances[0]}")
+    return Path("/dev/shm", f"ciel-scc-{cluster._stores.names[0]}")
 
 
 def test_programs_produce_the_same_bytes_as_on_a_disk(client: Client) -> None:
@@ -140,6 +140,6 @@ def pid_of(option: str, cluster: LocalCluster) -> int:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             command = command_of(path.parent)
-            if option in command and cluster._instances[0] in command:
+            if option in command and cluster._stores.names[0] in command:
                 return int(path.parent.name)
     raise AssertionError(f"no worker with {option}")
