@@ -73,7 +73,7 @@ def test_an_empty_group_has_no_names() -> None:
 ROOT = Path(__file__).parents[1]
 WITHOUT_STORES = ("client", "cli", "master", "worker", "launch", "access", "net", "execution")
 STORE_WORDS = re.compile(r"(?<!/dev/)(?<!--)\b(?:shm|scc)\b|^disk(?:$|[:,])|\bciel-arena\b")
-"""The names of our stores in a text, but not the directory `/dev/shm` and the option `--shm-size`."""
+"""The names of our stores, but not the directory `/dev/shm`, and not the option `--shm-size`."""
 NOT_A_STORE = {
     ("ciel/master/state/workers.py", "disk"),  # an attribute: the queue of a worker's disk
 }

@@ -142,7 +142,7 @@ def _store(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield ok("store", f"{text} (installed: {known})")
     for place in places:
         if place != _SHARED_MEMORY:  # `_shared_memory` checks it
-            yield _writable("store", Path(place), f"an option in {VARIABLE}")
+            yield _writable("store directory", Path(place), f"an option in {VARIABLE}")
 
 
 def _places(environ: Mapping[str, str]) -> Sequence[str]:

@@ -54,13 +54,14 @@ def _require_cleanable(left: Left, kind: str, names: list[str]) -> None:
     The kinds of stores in other packages say which directories they are.
     """
     path = PurePath(left.path)
-    is_named = path.name.startswith(CLEANED_PREFIX) and "\n" not in left.path
-    if not (path.is_absolute() and is_named and ".." not in path.parts):
+    if not path.is_absolute() or ".." in path.parts or "\n" in left.path:
+        reason = "it is not an absolute path in one line and without .."
+    elif not path.name.startswith(CLEANED_PREFIX):
         reason = f"its last part does not start with {CLEANED_PREFIX}"
-    elif left.is_leased or any(name in path.name for name in names):
-        return
-    else:
+    elif not left.is_leased and not any(name in path.name for name in names):
         reason = "its last part does not contain the name of the worker"
+    else:
+        return
     raise ClusterOptionError(
         f"the store {kind} is faulty: a cluster must not remove {left.path!r}, because {reason}"
     )
