@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -68,7 +69,12 @@ def publish(task: ciel_task.Task, digests: list[str]) -> None:
     task.publish(0, json.dumps([host, digests]).encode())
 
 
-VERBS: Final = {"make": make, "read": read, "grow": grow, "follow": follow}
+VERBS: Final[dict[str, Callable[..., None]]] = {
+    "make": make,
+    "read": read,
+    "grow": grow,
+    "follow": follow,
+}
 
 if __name__ == "__main__":
     ciel_task.serve(run)
