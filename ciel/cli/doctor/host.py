@@ -146,7 +146,7 @@ def _store(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _places(environ: Mapping[str, str]) -> Sequence[str]:
-    """Return the directories in which the default store keeps objects, besides work directories.
+    """Return the directories outside of work directories to which the default store writes.
 
     Raises StorageError and PluginError.
     """

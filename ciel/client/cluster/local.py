@@ -229,9 +229,9 @@ class LocalCluster(Shown):
     ) -> LocalDaemon:
         """Start another worker, and return it when it is ready.
 
-        `slots`: by default those of the other workers. Raises ClusterError, also if all workers
-        share a store that has no place for another one. For example, the store `scc` has as many
-        cores as there were workers at the start, or as its option `cores` says.
+        `slots`: by default as many as the first workers have. Raises ClusterError, also if all
+        workers share a store without a place for another worker. For example, the store `scc` has
+        as many cores as there were workers at the start, or as its option `cores` says.
         """
         self._require_open()
         if slots is not None and not 1 <= slots <= SLOTS_MAX:

@@ -1,4 +1,4 @@
-"""Chooses the stores of a local cluster's workers, and knows what they may leave behind."""
+"""Chooses the stores of a local cluster's workers, and lists the directories to remove later."""
 
 from __future__ import annotations
 

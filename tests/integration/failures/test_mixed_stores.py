@@ -1,4 +1,4 @@
-"""Tests clusters whose hosts have different stores: each task reads what the other store holds."""
+"""Tests clusters whose hosts have different stores: tasks of both hosts read all objects."""
 
 from __future__ import annotations
 

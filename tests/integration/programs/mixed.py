@@ -1,6 +1,6 @@
-"""Writes and reads objects for `test_mixed_stores`. The first argument of a task says what it does.
+"""Writes and reads objects for `test_mixed_stores`; the first argument of a task is an operation.
 
-A digest is printed together with the network namespace, which differs between hosts.
+Readers publish digests together with the network namespace, which differs between hosts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def content(size_bytes: int, word: str) -> bytes:
 
 
 def run(task: ciel_task.Task) -> None:
-    """Do what the first argument says, with the other ones."""
+    """Carry out the operation of a task."""
     verb, *args = task.args
     VERBS[verb](task, *args)
 
