@@ -176,7 +176,7 @@ class StoreKind:
     def __call__(self, options: Mapping[str, str], directory: Path) -> ObjectStore:
         return self._open_store(options, directory)
 
-    def check(self, options: Mapping[str, str]) -> None:  # a worker reports them then
+    def check(self, options: Mapping[str, str]) -> None:
         """Raise `StoreSpecError` if the options are wrong. Opens and creates nothing."""
 
     def places(self, options: Mapping[str, str]) -> Sequence[str]:

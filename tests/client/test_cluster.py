@@ -197,6 +197,8 @@ def test_a_store_that_workers_cannot_share_is_refused() -> None:
         "worker has its own core",
         "shm:capacity": "'shm:capacity': 'capacity' is not option=value",
         "nosuchstore": "store 'nosuchstore': not installed (there is: disk, scc, shm)",
+        f"shm:instance={'a' * 64}": f"'{'a' * 64}-2': an instance is 1 to 64 letters, digits, _ "
+        "and -",
     }
     for store, said in refused.items():
         with pytest.raises(ClusterOptionError) as caught:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from pathlib import PurePath
 
 from ciel.client.errors import ClusterOptionError
@@ -33,13 +32,20 @@ class WorkerStores:
         """Return why the cluster cannot have another worker; empty if it can."""
         return self._options.refusal(len(self.names))
 
-    def add(self) -> Iterator[Left]:
-        """Name the store of another worker; yield the directories that the store may leave."""
+    def add(self) -> list[Left]:
+        """Name the store of another worker; return the directories that the store may leave.
+
+        Raises ClusterOptionError.
+        """
         number = len(self.names)
         self.names.append(secrets.token_hex(8))
-        for left in self._options.left(number, self.names):
+        try:
+            found = [*self._options.left(number, self.names)]
+        except StoreSpecError as error:
+            raise ClusterOptionError(str(error)) from error
+        for left in found:
             _require_cleanable(left, self._kind_name, self.names)
-            yield left
+        return found
 
     def spec_of(self, number: int) -> str:
         """Return the specification for worker `number`."""
