@@ -1,11 +1,13 @@
+import os
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.storage.errors import StorageError, StoreSpecError
-from ciel.storage.specs import check_options, parse_flag, parse_size, parse_spec
+from ciel.storage.specs import check_options, parse_flag, parse_size, parse_spec, share_bytes
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,22 @@ def test_store_is_found_by_name(name: str) -> None:
     (found,) = entry_points(group="ciel.stores", name=name)
     with pytest.raises(StorageError, match="unknown option 'colour'"):
         found.load()({"colour": "red"}, None)
+
+
+@pytest.mark.requirement("CIB-54")
+def test_workers_share_half_of_the_free_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    page_bytes, free_pages = 4096, 1 << 20
+    device = os.statvfs_result((page_bytes, page_bytes, 1 << 21, 1 << 21, free_pages, *[9] * 5))
+    monkeypatch.setattr(os, "statvfs", lambda directory: device)
+    assert share_bytes("/any", 1) == free_pages * page_bytes // 2
+    assert share_bytes("/any", 4) == free_pages * page_bytes // 8
+    assert share_bytes("/any", 1 << 30) == 1 << 20, "a store has at least 1 MiB"
+
+
+def test_the_share_of_a_directory_that_does_not_exist_is_small(tmp_path: Path) -> None:
+    assert share_bytes(str(tmp_path / "absent"), 1) == 1 << 20
+
+
+def test_a_specification_is_one_line() -> None:
+    with pytest.raises(StoreSpecError, match="in one line"):
+        parse_spec("shm:spill=/a\n/b")
