@@ -4,7 +4,8 @@
 
 A core moves only the objects that it has. So a core that needs space first asks its neighbour, if
 the objects there were used longer ago. The answer says how many bytes that core has freed, and when
-it used its next object last. The answer to a question about 0 bytes says only the latter. All times are of the monotonic clock, which the processes of a host share.
+it used its next object last. The answer to a question about 0 bytes says only the latter. All times
+are of the monotonic clock, which the processes of a host share.
 """
 
 from __future__ import annotations

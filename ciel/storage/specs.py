@@ -101,8 +101,8 @@ class Left(NamedTuple):
     A cluster removes it at its end. The last part of the path starts with `ciel-`. A `*` at the end
     stands for the rest of that part. `is_leased`: other clusters may use the directory, so it is
     removed only if no process holds its lease (`ciel.storage.leases`). Otherwise the path contains
-    the worker's name in `names`. It may lie below a mount point whose name starts with `ciel-`; the
-    last cluster that uses the mount point removes it.
+    the worker's name in `names`. It may lie below a mount point `/dev/shm/ciel-*`; the last cluster
+    that uses the mount point removes it.
     """
 
     path: str

@@ -70,7 +70,7 @@ done
 for left in "/dev/shm/ciel-full.$(id -u)" "/dev/shm/ciel-full.$(id -u)".[0-9]; do take "$left"; done
 for path; do  # the last user of a mount point unmounts it; while there are others, it is busy
     mount=${path%/*}
-    case ${mount##*/} in ciel-*) [ -d "$mount" ] && umount "$mount" && rmdir "$mount" ;; esac
+    case $mount in /dev/shm/ciel-*) [ -d "$mount" ] && umount "$mount" && rmdir "$mount" ;; esac
 done
 """
 
