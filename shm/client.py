@@ -30,6 +30,7 @@ from ciel.shm.errors import (
 from ciel.shm.layout import SHMD_DIRECTORY, SOCKET, path_through
 from ciel.shm.messages import (
     TIMEOUT_MAX_MS,
+    Abandon,
     Code,
     Commit,
     Decoder,
@@ -113,6 +114,10 @@ class ShmdClient:
         `load` succeeds.
         """
         return self._ask(Commit(0, path, name), timeout_s, is_retried=False)
+
+    def abandon(self, path: str, *, timeout_s: float | None = None) -> None:
+        """Discard a file that is not committed. It stays while another connection writes it."""
+        self._ask(Abandon(0, path), timeout_s, is_retried=False)
 
     def close(self) -> None:
         """Close the connection and discard its open writes; the next request opens a new one."""
@@ -224,6 +229,8 @@ def _numbered(request: Request, number: int, timeout_ms: int) -> Request:
             return replace(request, number=number, timeout_ms=timeout_ms)
         case Commit(_, path, name):
             return Commit(number, path, name, timeout_ms)
+        case Abandon(_, path):
+            return Abandon(number, path, timeout_ms)
 
 
 def _left_s(until_s: float) -> float:

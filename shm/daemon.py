@@ -25,7 +25,18 @@ from ciel.shm.connection import Connection
 from ciel.shm.door import Acceptor, ListeningSocket, bound
 from ciel.shm.errors import MessageError
 from ciel.shm.layout import member_of_worker
-from ciel.shm.messages import Code, Commit, Fail, Load, Message, Ok, Request, Response, Write
+from ciel.shm.messages import (
+    Abandon,
+    Code,
+    Commit,
+    Fail,
+    Load,
+    Message,
+    Ok,
+    Request,
+    Response,
+    Write,
+)
 from ciel.shm.peers import Peers
 from ciel.shm.requests import (
     AbortWrite,
@@ -203,6 +214,8 @@ class Daemon:
                 self.counts.writes += 1
             case Commit():
                 self.counts.commits += 1
+            case Abandon():
+                pass
             case _:
                 raise MessageError("a client sent an answer")
         self._requests.asked(connection, message, self._reactor.seconds())

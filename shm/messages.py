@@ -37,6 +37,7 @@ _TEXT_LENGTH = struct.Struct(">H")
 _RECURSIVE = 1
 _DESCRIBED = 2
 _MAPPED = 1
+_REQUESTS: Final = (1, 2, 3, 6)
 _FLAGS: Final = {1: _RECURSIVE | _DESCRIBED, 2: _MAPPED}
 """The flags of each kind that has any."""
 
@@ -95,6 +96,15 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandon:
+    """Discard the file at a path, unless other connections have it open for writing, too."""
+
+    number: int
+    path: str
+    timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Ok:
     """Success, with a path. Size and checksum are those of a committed object; `""` is unknown."""
 
@@ -114,7 +124,7 @@ class Fail:
     reason: str
 
 
-Request = Load | Write | Commit
+Request = Load | Write | Commit | Abandon
 Response = Ok | Fail
 Message = Request | Response
 
@@ -125,6 +135,7 @@ _FIELDS: Final = {
     3: (struct.Struct(">I"), (PATH_MAX_BYTES, NAME_MAX_BYTES)),
     4: (struct.Struct(">Q"), (PATH_MAX_BYTES, NAME_MAX_BYTES)),
     5: (struct.Struct(">H"), (PATH_MAX_BYTES, REASON_MAX_BYTES)),
+    6: (struct.Struct(">I"), (PATH_MAX_BYTES,)),
 }
 
 
@@ -145,6 +156,8 @@ def encode(message: Message) -> bytes:
             flags = message.is_mapped * _MAPPED
         case Commit():
             kind, numbers, texts = 3, (message.timeout_ms,), (message.path, message.name)
+        case Abandon():
+            kind, numbers, texts = 6, (message.timeout_ms,), (message.path,)
         case Ok():
             kind, numbers, texts = 4, (message.size_bytes,), (message.path, message.checksum)
         case Fail():
@@ -158,7 +171,7 @@ def encode(message: Message) -> bytes:
         parts = [_HEAD.pack(VERSION, kind, flags, message.number), fields.pack(*numbers)]
     except struct.error:
         raise MessageError("a number is out of range") from None
-    if kind <= 3 and numbers[0] > TIMEOUT_MAX_MS:
+    if kind in _REQUESTS and numbers[0] > TIMEOUT_MAX_MS:
         raise MessageError(f"a timeout of more than {TIMEOUT_MAX_MS} ms")
     for text, limit in zip(texts, limits, strict=True):
         try:
@@ -201,7 +214,7 @@ def decode(body: bytes) -> Message:
     except struct.error:
         raise MessageError("a frame ends inside its numbers") from None
     texts = _texts(body, _HEAD.size + fields.size, limits)
-    if kind <= 3 and numbers[0] > TIMEOUT_MAX_MS:
+    if kind in _REQUESTS and numbers[0] > TIMEOUT_MAX_MS:
         raise MessageError(f"a timeout of more than {TIMEOUT_MAX_MS} ms")
     match kind:
         case 1:
@@ -214,6 +227,8 @@ def decode(body: bytes) -> Message:
             return Commit(number, texts[0], texts[1], numbers[0])
         case 4:
             return Ok(number, texts[0], numbers[0], texts[1])
+        case 6:
+            return Abandon(number, texts[0], numbers[0])
     try:
         code = Code(numbers[0])
     except ValueError:

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from ciel.core.errors import InvalidIdError
 from ciel.core.ids import check_id
-from ciel.shm.messages import Code, Commit, Fail, Load, Ok, Request, Response, Write
+from ciel.shm.messages import Abandon, Code, Commit, Fail, Load, Ok, Request, Response, Write
 
 DEADLINE_S: Final = 60.0
 """The timeout of a request that has none, so that every client gets an answer."""
@@ -166,7 +166,7 @@ class _State:
     @property
     def subject(self) -> str:
         """The requested name or path."""
-        return self.message.path if isinstance(self.message, Commit) else self.message.name
+        return _subject(self.message)
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +235,8 @@ class Requests:
         self._counts[source] = self._counts.get(source, 0) + 1
         heappush(self._due, (state.deadline_s, state.serial))
         try:
-            check_id(message.name)
+            if not isinstance(message, Abandon):
+                check_id(message.name)
             if isinstance(message, Write) and message.attempt:
                 check_id(message.attempt)
         except InvalidIdError as error:
@@ -248,10 +249,11 @@ class Requests:
                 self._write(state, message)
             case Commit():
                 self._commit(state, message)
+            case Abandon():
+                self._abandon(state, message)
 
     def _refuse_at_once(self, source: Hashable, message: Request, reason: str) -> None:
-        subject = message.path if isinstance(message, Commit) else message.name
-        fail = Fail(message.number, Code.BUSY, subject, reason)
+        fail = Fail(message.number, Code.BUSY, _subject(message), reason)
         self.orders.append(Answer(source, message, fail))
 
     def gone(self, source: Hashable) -> None:
@@ -417,12 +419,20 @@ class Requests:
             self._succeed(state, result)
         self._abort_if_unowned(written)
 
+    def _owned(self, state: _State, path: str) -> _Written | None:
+        """Return what the connection of a request writes at a path, or refuse the request."""
+        written = self._by_path.get(path)
+        if written is not None and state.source in written.owners:
+            return written
+        reason = "this connection has no file open for writing at this path; send a write first"
+        self._fail(state, Refusal(Code.UNKNOWN_PATH, reason))
+        return None
+
     def _commit(self, state: _State, message: Commit) -> None:
-        written = self._by_path.get(message.path)
-        if written is None or state.source not in written.owners:
-            reason = "this connection has no file open for writing at this path; send a write first"
-            self._fail(state, Refusal(Code.UNKNOWN_PATH, reason))
-        elif written.becomes not in ("", message.name):
+        written = self._owned(state, message.path)
+        if written is None:
+            return
+        if written.becomes not in ("", message.name):
             reason = f"this file is already being committed as {written.becomes}"
             self._fail(state, Refusal(Code.CONFLICT, reason))
         else:
@@ -431,6 +441,18 @@ class Requests:
                 written.becomes = message.name
                 self._by_key.pop(written.key, None)  # a new write of this name gets a new file
                 self.orders.append(CommitWrite(written.serial, message.name))
+
+    def _abandon(self, state: _State, message: Abandon) -> None:
+        written = self._owned(state, message.path)
+        if written is None:
+            return
+        if written.becomes:
+            reason = f"this file is already being committed as {written.becomes}"
+            self._fail(state, Refusal(Code.CONFLICT, reason))
+            return
+        written.owners.discard(state.source)
+        self._abort_if_unowned(written)
+        self._succeed(state, message.path)
 
     def write_committed(self, write: int, result: Seen | Refusal) -> None:
         """Handle the end of a commit, which also ends the write."""
@@ -483,6 +505,10 @@ class Requests:
                 if job is not None and state in job.waiting:
                     job.waiting.remove(state)
         return True
+
+
+def _subject(message: Request) -> str:
+    return message.path if isinstance(message, Commit | Abandon) else message.name
 
 
 def _load_of(state: _State) -> Load:

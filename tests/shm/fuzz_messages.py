@@ -19,7 +19,19 @@ import ciel.pure  # noqa: F401  # what finds sources, before what instruments th
 
 with atheris.instrument_imports():
     from ciel.shm.errors import MessageError
-    from ciel.shm.messages import Code, Commit, Decoder, Fail, Load, Message, Ok, Write, encode
+    from ciel.shm.messages import (
+        Abandon,
+        Code,
+        Commit,
+        Decoder,
+        Fail,
+        Load,
+        Message,
+        Ok,
+        Request,
+        Write,
+        encode,
+    )
     from ciel.shm.requests import Answer, Requests
 
 
@@ -29,6 +41,7 @@ EXAMPLES: tuple[Message, ...] = (
     Commit(3, "/dev/shm/a", "a:out:0", 9),
     Ok(4, "/dev/shm/a", 4096, "sha256:0"),
     Fail(5, Code.BUSY, "a:out:0", "later"),
+    Abandon(6, "/dev/shm/a", 9),
 )
 """The first inputs of the fuzzer, one of each kind: it would take long to find them."""
 
@@ -46,7 +59,7 @@ def fuzz_one_input(raw: bytes) -> None:
         pass
     again = b"".join(encode(message) for message in messages)
     assert stream.startswith(again)
-    asked = [message for message in messages if isinstance(message, Load | Write | Commit)]
+    asked = [message for message in messages if isinstance(message, Request)]
     for message in asked:
         requests.asked("fuzzer", message, 0.0)
     requests.tick(1e9)

@@ -15,6 +15,7 @@ from ciel.shm.messages import (
     PATH_MAX_BYTES,
     REASON_MAX_BYTES,
     TIMEOUT_MAX_MS,
+    Abandon,
     Code,
     Commit,
     Decoder,
@@ -41,6 +42,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Load, numbers, names, st.booleans(), st.booleans(), timeouts),
     st.builds(Write, numbers, names, names, numbers, timeouts),
     st.builds(Commit, numbers, paths, names, timeouts),
+    st.builds(Abandon, numbers, paths, timeouts),
     st.builds(Ok, numbers, paths, numbers, names),
     st.builds(Fail, numbers, st.sampled_from(Code), paths, texts(REASON_MAX_BYTES)),
 )
@@ -93,12 +95,13 @@ def test_a_frame_that_ends_anywhere_is_an_error(cut: int) -> None:
     [
         (LOAD[4:] + b"x", "too many"),
         (b"\2" + LOAD[5:], "version 2"),
-        (b"\1\6" + LOAD[6:], "no kind 6"),
+        (b"\1\7" + LOAD[6:], "no kind 7"),
         (b"\1\1\0\4" + LOAD[8:], "no flags"),
         (b"\1\2\0\2" + encode(Write(1, "a"))[8:], "no flags"),
         (encode(Load(1, "a"))[4:-1] + b"\0", "zero"),
         (encode(Fail(1, Code.BUSY, "", ""))[4:-6] + b"\0\0" + b"\0\0\0\0", "no code"),
         (encode(Load(1, ""))[4:16] + struct.pack(">IH", TIMEOUT_MAX_MS + 1, 0), "timeout"),
+        (encode(Abandon(1, ""))[4:16] + struct.pack(">IH", TIMEOUT_MAX_MS + 1, 0), "timeout"),
     ],
 )
 def test_what_is_wrong_with_a_frame_is_said(body: bytes, words: str) -> None:

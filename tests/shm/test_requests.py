@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ciel.shm.messages import Code, Commit, Fail, Load, Ok, Request, Response, Write
+from ciel.shm.messages import Abandon, Code, Commit, Fail, Load, Ok, Request, Response, Write
 from ciel.shm.requests import (
     DEADLINE_S,
     REQUESTS_MAX,
@@ -319,6 +319,28 @@ def test_what_is_being_committed_is_not_committed_under_another_name() -> None:
     assert answer.code is Code.CONFLICT
 
 
+def test_an_abandoned_file_is_discarded_when_no_other_connection_writes_it() -> None:
+    asked = Asked(Write(1, "x", "att1"))
+    write = opened(asked)
+    asked.ask(Write(1, "x", "att1"), source="b")
+    assert asked.ask(Abandon(2, "/tmp/1"))[-1] == Answer("a", Abandon(2, "/tmp/1"), Ok(2, "/tmp/1"))
+    (answer,) = answers(asked.ask(Abandon(3, "/tmp/1")))
+    assert isinstance(answer, Fail)
+    assert answer.code is Code.UNKNOWN_PATH
+    assert AbortWrite(write) in asked.ask(Abandon(4, "/tmp/1"), source="b")
+    assert asked.requests.open_writes == 0
+
+
+def test_a_file_that_is_being_committed_is_not_abandoned() -> None:
+    asked = Asked(Write(1, "x"))
+    write = opened(asked)
+    asked.ask(Commit(2, "/tmp/1", "x"))
+    (answer,) = answers(asked.ask(Abandon(3, "/tmp/1")))
+    assert isinstance(answer, Fail)
+    assert answer.code is Code.CONFLICT
+    assert answers(asked.tell("write_committed", write, SEEN)) == [Ok(2, "/store/x", 5, "abc")]
+
+
 def test_what_was_not_committed_goes_with_the_last_who_asked_for_it() -> None:
     asked = Asked(Write(1, "x", "att1"))
     write = opened(asked)
@@ -406,7 +428,7 @@ class AnyOrder(RuleBasedStateMachine):
                     self.pending.append(order)
 
     @rule(
-        source=SOURCES, name=NAMES, kind=st.sampled_from("lwc"), flag=st.booleans(),
+        source=SOURCES, name=NAMES, kind=st.sampled_from("lwca"), flag=st.booleans(),
         wait_ms=st.sampled_from([0, 1000]), pick=st.integers(0, 9),
     )  # fmt: skip
     def ask(self, source: str, name: str, kind: str, flag: bool, wait_ms: int, pick: int) -> None:
@@ -419,7 +441,8 @@ class AnyOrder(RuleBasedStateMachine):
             message = Write(number, name, "att" if flag else "", timeout_ms=wait_ms)
         else:
             path = [*self.paths.values(), "/none"][pick % (len(self.paths) + 1)]
-            message = Commit(number, path, name, wait_ms)
+            commit = Commit(number, path, name, wait_ms)
+            message = commit if kind == "c" else Abandon(number, path, wait_ms)
         self.due[source, number] += 1
         self.requests.asked(source, message, self.now_s)
         self.settle()
