@@ -153,7 +153,7 @@ def expect_closed_clients() -> Iterator[None]:
 
 SESSION_VARIABLE = "TEST_SESSION"  # inherited by all processes that the tests start
 OUR_PROGRAMS = (
-    b"ciel-launcher", b"ciel.cli.daemons.master", b"ciel.cli.daemons.worker", b"ciel.shm",
+    b"ciel-launcher", b"ciel.cli.daemons.master", b"ciel.cli.daemons.worker", b"\0shmd\0",
     b"ciel-master", b"ciel-worker",
 )  # fmt: skip
 LEAVE_WITHIN_S = 10.0

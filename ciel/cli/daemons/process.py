@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +100,7 @@ def run(
         else:
             daemon.open_alone()
             reactor.measure(PauseGauge())
+            report_to_systemd()
     except start_errors as error:
         daemon.stop()
         return _refuse_to_start(name, error)
@@ -111,6 +113,15 @@ def run(
     ):  # the standard error of an embedded daemon is its log
         print(f"{name}: {daemon.failure}", file=sys.stderr)
     return daemon.status
+
+
+def report_to_systemd() -> None:
+    """Report that the daemon serves, if systemd has started it with `Type=notify`."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            is_abstract = address.startswith("@")
+            sock.sendto(b"READY=1", f"\0{address[1:]}" if is_abstract else address)
 
 
 def start_failure(error: Exception) -> tuple[str, int]:

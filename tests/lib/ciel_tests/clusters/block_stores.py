@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from ciel.shm.client import ShmdClient
 from ciel.shm.store import open_shm
 from ciel.storage.files import open_disk
+from ciel.testing.homes import BIN
 
 CAPACITY = "32MiB"
 
@@ -28,7 +28,7 @@ class BlockStores:
         """Start a daemon, without waiting."""
         words = ("--capacity", CAPACITY, "--group", self.group, *options)
         self.daemons[name] = subprocess.Popen(
-            [sys.executable, "-m", "ciel.shm", str(self.path / name), *words],
+            [str(BIN / "ciel"), "shmd", str(self.path / name), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -41,7 +41,7 @@ class BlockStores:
         for process in [self.begin(name) for name in names]:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("shmd: serves "), process.communicate()
+            assert line.endswith("/shmd/socket\n"), process.communicate()
 
     def client(self, name: str, *, attempt: str = "", timeout_s: float = 20.0) -> ShmdClient:
         """Return a client, which `end` closes."""
