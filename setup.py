@@ -27,6 +27,7 @@ PROGRAM_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURC
 POOL_FLAGS = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
 POOL_FLAGS += ["-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"]
 PAGES = sorted([*Path("ciel/memory").glob("*.c"), *Path("ciel/memory/server").glob("*.c")])
+SHMDC = "executors/sdk/c/shmdc.c"
 TABLES = ["executors/sdk/c/ciel_table.c", "ciel/arrow/holding.c", "-Iexecutors/sdk/c"]
 PARTS = runpy.run_path("scc/build_ffi.py")
 
@@ -132,7 +133,7 @@ def libfuse_flags():
 LIBFUSE = libfuse_flags()
 HAS_PYTHON_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()
 """Without them, modules in C cannot be compiled; cffi then loads libraries, by slower calls."""
-PROGRAMS = [*(tool.stem for tool in TOOLS), *(["shmfs-fuse"] if LIBFUSE else [])]
+PROGRAMS = [*(tool.stem for tool in TOOLS), "shmdc", *(["shmfs-fuse"] if LIBFUSE else [])]
 
 
 def run_compiler(*arguments, **options):
@@ -151,6 +152,7 @@ class BuildWithPrograms(build_py):
         rooms = Path(".") if self.editable_mode else Path(self.build_lib, "ciel")
         self.build_loaders(rooms / "executors/programs")
         self.build_tools()
+        self.build_shmdc(rooms / "executors/sdk/lib")
         built = Path("." if self.editable_mode else self.build_lib, "ciel")
         for home, name, sources in (("arrow", "tables", TABLES), ("memory", "pages", PAGES)):
             (built / home).mkdir(parents=True, exist_ok=True)
@@ -188,6 +190,14 @@ class BuildWithPrograms(build_py):
             with zipfile.ZipFile(home / "ciel-java.jar", "w", zipfile.ZIP_DEFLATED) as jar:
                 for path in sorted(Path(classes).rglob("*.class")):
                     jar.write(path, path.relative_to(classes))
+
+    def build_shmdc(self, home):
+        """Build the client of a block store's daemon: the library, and the command."""
+        home.mkdir(parents=True, exist_ok=True)
+        library = ["-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libshmdc.so"]
+        run_compiler(*library, "-pthread", "-o", home / "libshmdc.so", SHMDC)
+        command = SHMDC.replace(".c", "_command.c")
+        run_compiler("-pthread", "-o", TOOLS_HOME / "shmdc", command, SHMDC)
 
     def build_store_pool(self, home):
         """Build the memory pool for Arrow where there is a compiler for C++; else tables that tasks
@@ -252,7 +262,7 @@ setup(
         "ciel": ["py.typed"],
         "ciel.launch": ["launcher.c"],
         "ciel.memory": ["*.c", "*.h", "nbdkit/*.c"],  # `ciel memory export` compiles a plug-in
-        "ciel.executors.sdk": ["c/*", "java/*"],
+        "ciel.executors.sdk": ["c/*", "java/*", "lib/pkgconfig/*"],
         "ciel.executors.sdk.heap": ["*.c", "*.h", "pass.cpp"],  # `ciel-cc` compiles them
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },

@@ -23,6 +23,8 @@ KV_URL = "CIEL_KV"
 KV_KEY_FILE = "CIEL_KV_KEY_FILE"
 KV_CLUSTER = "CIEL_KV_CLUSTER"
 """The URL of the key-value base, the path of a file with its key, and the id of the cluster."""
+SHMD = "CIEL_SHMD"
+"""The directory of the block store whose daemon serves the programs of the worker's tasks."""
 SECRET_NAMES = frozenset(("CIEL_ACCESS", "CIEL_KEY"))
 SECRET_PARTS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE_KEY", "API_KEY")
 

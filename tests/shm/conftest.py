@@ -1,9 +1,11 @@
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ciel_tests.clusters.block_stores import BlockStores
+from ciel_tests.clusters.puppet_daemon import Puppet
 
 
 @pytest.fixture
@@ -21,3 +23,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlockStores]:
     stores.start("a", "b")
     yield stores
     assert stores.end() == []
+
+
+@pytest.fixture
+def puppet(tmp_path: Path) -> Iterator[Puppet]:
+    path = Path(os.path.realpath(tmp_path))
+    puppet = Puppet(path)
+    yield puppet
+    puppet.end()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,58 +17,8 @@ from ciel.shm.errors import (
     RequestTimeoutError,
     ShmdError,
 )
-from ciel.shm.messages import Code, Decoder, Fail, Load, Message, Ok, encode
-
-Script = Callable[[Message], bytes | None]
-NOTHING = b""
-
-
-class Puppet:
-    """A daemon that answers what a script says: bytes, or None to end the connection."""
-
-    def __init__(self, directory: Path) -> None:
-        (directory / "shmd").mkdir(mode=0o700)
-        self.directory = directory
-        self.heard: list[Message] = []
-        self.script: Script = lambda message: NOTHING
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(directory / "shmd" / "socket"))
-        self._listening.listen()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            connection, _ = self._listening.accept()
-            with connection:
-                decoder = Decoder()
-                while chunk := connection.recv(4096):
-                    messages = decoder.feed(chunk)
-                    self.heard += messages
-                    answers = [self.script(message) for message in messages]
-                    if None in answers:
-                        break
-                    connection.sendall(b"".join(answer or NOTHING for answer in answers))
-                else:
-                    if not self.heard:
-                        return
-
-    def end(self) -> None:
-        self.heard.clear()
-        with socket.socket(socket.AF_UNIX) as last:
-            last.connect(str(self.directory / "shmd" / "socket"))
-            last.shutdown(socket.SHUT_WR)
-            self._thread.join(20)
-        self._listening.close()
-        assert not self._thread.is_alive()
-
-
-@pytest.fixture
-def puppet(tmp_path: Path) -> Iterator[Puppet]:
-    path = Path(os.path.realpath(tmp_path))
-    puppet = Puppet(path)
-    yield puppet
-    puppet.end()
+from ciel.shm.messages import Code, Fail, Load, Message, Ok, encode
+from ciel_tests.clusters.puppet_daemon import Puppet
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_a_second_one_says_that_there_is_one(stores: BlockStores) -> None:
 def test_a_wrong_option_is_reported_in_one_line(
     tmp_path: Path, options: list[str], status: int, words: str
 ) -> None:
-    command = [BIN / "ciel", "shmd", tmp_path / "a", *options]
+    command = [str(BIN / "ciel"), "shmd", str(tmp_path / "a"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=40)
     assert done.returncode == status
     assert words in done.stderr

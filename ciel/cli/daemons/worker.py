@@ -40,7 +40,7 @@ from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.masters import NO_BALLOT
 from ciel.core.tasks import SLOTS_MAX
-from ciel.execution.environment import Callers, inherited
+from ciel.execution.environment import SHMD, Callers, inherited
 from ciel.execution.kept import KeptAttempts
 from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
@@ -468,6 +468,7 @@ class Worker:
     def _launching(self, ticks: Ticks, key: Key, cluster_id: str, store: ObjectStore) -> Launching:
         """Start the launcher, with the variables that programs inherit."""
         about = kv_environment(self._options.kv, self._spool.path, key, cluster_id)
+        about[SHMD] = str(self._spool.store)
         environ = inherited(os.environ) | about
         return Launching(self._reactor, ticks, environ, store.directories)
 

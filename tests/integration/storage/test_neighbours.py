@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -13,7 +14,7 @@ import pytest
 
 from ciel.client import Client
 from ciel.shm.client import ShmdClient
-from ciel.testing.homes import HandCluster, Home
+from ciel.testing.homes import BIN, HandCluster, Home
 
 pytestmark = pytest.mark.slow
 
@@ -125,3 +126,17 @@ def test_a_program_loads_from_another_store_without_the_master(
     assert counted["shmd"]["asked"] == counted["shmd"]["found"] == 1
     assert counted["fetches"]["http_bytes"] == 0
     assert messages(counted) == {}
+
+
+@pytest.mark.requirement("CIB-10")
+@pytest.mark.parametrize("store", ["disk", "shm:capacity=16MiB", IMAGE])
+def test_a_task_uses_the_store_of_its_worker_from_a_shell(home: Home, store: str) -> None:
+    shmdc = shlex.quote(str(BIN / "shmdc"))
+    script = f"head -c {SIZE} /dev/zero | {shmdc} write own > path && {shmdc} read own"
+    cluster = HandCluster.start(home, 0)
+    try:
+        cluster.await_worker(cluster.begin_worker("--store", store))
+        with Client(access=str(cluster.access)) as client, client.job("shell") as job:
+            assert job.read(job.run(["sh", "-c", script]), timeout_s=30) == bytes(SIZE)
+    finally:
+        cluster.stop()

@@ -283,8 +283,8 @@ class Shell:
         self._tell = f"echo $? >&{written_fd}"
         self._closed = f"{written_fd}>&-"
         up = f'if [ "$1" = up ]; then shift; set -- up --listen {self._address} "$@"; fi'
-        # A page kills `ciel flight &` by its process id, so that must not be the id of a shell.
-        up += '; if [ "$1$BASH_SUBSHELL" = flight1 ]; then exec ciel "$@"; fi'
+        # `ciel flight &` is killed by its process id, so that must not be the id of a shell.
+        up += '; case "$1$BASH_SUBSHELL" in flight1 | shmd1) exec ciel "$@";; esac'
         self.run(f'ciel() {{ {up}; command ciel "$@"; }}; export -f ciel')
 
     def __enter__(self) -> Self:
