@@ -212,6 +212,7 @@ FIGURES = (
         2,
     ),
     Figure("open an object of the same host", "stores", "open_us", "us", 40, True),
+    Figure("- in C, by libshmdc, beyond open(2)", "shmdc", "beyond_open_us", "us", 5, True, 2),
     Figure("message between two cores, round trip", "mpb", "trip_us", "us", 5, True, 2),
     Figure("- messages of 1 MiB", "mpb", "one_way_gb_per_s", "GB/s", 1, False, 2),
     Figure(
@@ -413,6 +414,10 @@ PARTS = (
     ("stores", "fresh_gb_per_s"),
     ("stores", "down_gb_per_s"),
     ("stores", "sendfile_gb_per_s"),
+    ("shmdc", "open_us"),
+    ("shmdc", "read_us"),
+    ("shmdc", "load_us"),
+    ("shmdc", "request_us"),
     ("disk_jobs", "alone_mb_per_s"),
     ("disk_jobs", "two_to_alone"),
     ("disk_jobs", "adaptive_to_alone"),

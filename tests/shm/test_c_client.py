@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import re
@@ -723,3 +724,12 @@ def test_the_command_describes_itself() -> None:
     assert status == 0
     for word in (b"load", b"read", b"info", b"write", b"--here", b"--timeout", b"Exit status"):
         assert word in printed
+
+
+@pytest.mark.slow
+def test_its_benchmark_runs() -> None:
+    command = [sys.executable, "-m", "benchmarks.storage.shmdc", "200", "2"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    figures = json.loads(done.stdout)
+    assert set(figures) == {"open_us", "read_us", "load_us", "request_us", "beyond_open_us"}
+    assert min(figures["open_us"], figures["read_us"], figures["load_us"]) > 0
