@@ -52,7 +52,8 @@ def measure(calls: int = CALLS, rounds: int = ROUNDS) -> dict[str, float]:
                 path = client.write(NAME)
                 Path(path).write_bytes(bytes(100_000))
                 client.commit(path, NAME)
-            command = [compiled(Path(place)), objects, NAME, str(calls), str(rounds)]
+            program = compiled(Path(place))
+            command = [str(program), str(objects), NAME, str(calls), str(rounds)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         finally:
             daemon.terminate()

@@ -347,6 +347,16 @@ def test_threads_share_a_connection(program: Program) -> None:
     assert program.ask("threads", *names).status == 2
 
 
+def test_each_thread_gets_its_own_answers(driver: Path, puppet: Puppet) -> None:
+    puppet.script = lambda message: encode(
+        Ok(message.number, f"/{message.name}" if isinstance(message, Load) else "")
+    )
+    program = Program(driver, str(puppet.directory))
+    assert program.ask("threads", *(f"n{number}" for number in range(4))).status == 0
+    assert [message.number for message in puppet.heard] == list(range(1, 101))
+    program.end()
+
+
 def test_an_argument_that_no_frame_can_hold_is_refused(program: Program) -> None:
     assert program.ask("load", "x" * 300) == Reply(
         INVALID, 0, "", "", "a name is missing, or has more than 256 bytes"
@@ -407,6 +417,65 @@ def test_only_marked_files_are_opened_without_the_daemon(
         assert os.stat(large).st_mode & NAMED_BIT
 
 
+@pytest.mark.requirement("CIB-10")
+@pytest.mark.parametrize(
+    "name, needs_request",
+    [
+        ("plain", False),
+        ("with:colon", False),
+        ("marked", False),
+        ("unmarked", True),
+        ("writable", True),
+        ("link", True),
+        ("directory", True),
+        (".hidden", True),
+        ("../outside", True),
+        ("directory/inside", True),
+        ("missing", True),
+    ],
+)
+def test_only_objects_are_opened_without_a_request(
+    driver: Path, puppet: Puppet, name: str, needs_request: bool
+) -> None:
+    objects = puppet.directory / "objects"
+    (objects / "directory").mkdir(parents=True)
+    modes = {"marked": 0o1400, "writable": 0o1600}
+    files = (
+        "known", "plain", "with+colon", "marked", "unmarked", "writable", ".hidden", "../outside",
+        "directory/inside",
+    )  # fmt: skip
+    for file in files:
+        large = SEGMENT_MIN_BYTES if file.endswith("marked") else 5
+        (objects / file).write_bytes(bytes(large))
+        (objects / file).chmod(modes.get(file, 0o400))
+    (objects / "link").symlink_to("plain")
+    puppet.script = lambda message: encode(Ok(message.number, str(objects / "known")))
+    program = Program(driver, str(puppet.directory))
+    assert program.ask("load", "known").status == 0
+    for verb in ("load", "read"):
+        puppet.heard.clear()
+        reply = program.ask(verb, name)
+        assert bool(puppet.heard) is needs_request
+        asked, found = str(objects / "known"), str(objects / name.replace(":", "+"))
+        assert reply.path == (asked if needs_request else found)
+    program.end()
+
+
+def test_the_directory_of_another_file_is_not_taken_for_that_of_the_objects(
+    driver: Path, puppet: Puppet
+) -> None:
+    """A worker may give the path of a copy, such as `/proc/1/fd/7`."""
+    for file in ("7", "plain"):
+        (puppet.directory / file).write_bytes(b"")
+        (puppet.directory / file).chmod(0o400)
+    puppet.script = lambda message: encode(Ok(message.number, str(puppet.directory / "7")))
+    program = Program(driver, str(puppet.directory))
+    for name in ("known", "plain"):
+        assert program.ask("load", name).path == str(puppet.directory / "7")
+    assert len(puppet.heard) == 2
+    program.end()
+
+
 def test_a_deleted_object_and_a_new_daemon_are_noticed(driver: Path, stores: BlockStores) -> None:
     stores.start("a")
     program = Program(driver, str(stores.path / "a"))
@@ -419,6 +488,21 @@ def test_a_deleted_object_and_a_new_daemon_are_noticed(driver: Path, stores: Blo
     stores.start("a")
     assert program.ask("load", "c:one").status == NOT_FOUND
     assert Path(put(program, "c:one", b"new")).read_bytes() == b"new"
+    program.end()
+
+
+def test_an_object_that_is_gone_before_it_is_open_is_loaded_once_more(
+    driver: Path, puppet: Puppet
+) -> None:
+    (puppet.directory / "x").write_bytes(CONTENT)
+    answers = ["/none/x", str(puppet.directory / "x")]
+    puppet.script = lambda message: encode(Ok(message.number, answers.pop(0), len(CONTENT)))
+    program = Program(driver, str(puppet.directory))
+    assert program.ask("read", "x").status == 0
+    answers[:] = ["/none/y"] * 2
+    gone = program.ask("read", "y")
+    assert (gone.status, gone.path) == (Code.FAILED, "")
+    assert gone.reason == "y: its file cannot be opened: No such file or directory"
     program.end()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ciel.shm.messages import Decoder, Message
@@ -24,12 +25,14 @@ class Puppet:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(directory / "shmd" / "socket"))
         self._listening.listen()
+        self._connection: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
     def _serve(self) -> None:
         while True:
             connection, _ = self._listening.accept()
+            self._connection = connection
             with connection:
                 decoder = Decoder()
                 while chunk := connection.recv(4096):
@@ -44,6 +47,9 @@ class Puppet:
                         return
 
     def end(self) -> None:
+        with suppress(OSError):  # a test that failed may have left its client
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)
         self.heard.clear()
         with socket.socket(socket.AF_UNIX) as last:
             last.connect(str(self.directory / "shmd" / "socket"))
