@@ -188,7 +188,7 @@ int main(int argc, char **argv)
 
 
 class Reply(NamedTuple):
-    """What a function of the library has returned."""
+    """The status and the reply of a function of the library."""
 
     status: int
     size_bytes: int
@@ -341,7 +341,7 @@ def test_a_conflict_and_a_full_store_have_their_statuses(program: Program) -> No
 
 def test_threads_share_a_connection(program: Program) -> None:
     names = [f"c-thread{number}" for number in range(4)]
-    for name in names[:2]:  # the others are found by the daemon only
+    for name in names[:2]:  # only the daemon could find the last two
         put(program, name, CONTENT)
     assert program.ask("threads", *names[:2] * 2).status == 0
     assert program.ask("threads", *names).status == 2
@@ -411,7 +411,7 @@ def test_only_marked_files_are_opened_without_the_daemon(
     Path(python.commit(path, "c:large")).chmod(0o400)  # as if no path had been given
     large = program.ask("load", "c:large").path
     assert os.stat(large).st_mode & NAMED_BIT
-    for mode in (0o600, 0o400):  # a file that may change is no object
+    for mode in (0o600, 0o400):  # a file that may change is not an object
         os.chmod(large, mode)
         assert program.ask("load", "c:large").path == large
         assert os.stat(large).st_mode & NAMED_BIT
@@ -750,7 +750,7 @@ def test_a_program_is_built_by_pkg_config(pair: BlockStores, tmp_path: Path) -> 
 
 
 def shmdc(*words: str | Path, text: bytes = b"") -> tuple[int, bytes, str]:
-    """Run the command; return its status and what it printed."""
+    """Run the command; return its status, its output and its errors."""
     command = [BIN / "shmdc", *words]
     environ = {name: value for name, value in os.environ.items() if name != "CIEL_SHMD"}
     done = subprocess.run(command, input=text, capture_output=True, timeout=40, env=environ)

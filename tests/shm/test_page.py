@@ -69,7 +69,7 @@ def test_the_limits_of_the_page_are_those_of_the_code() -> None:
     for text in (
         f"at most {messages.FRAME_MAX_BYTES:,}\n1 byte    version: {messages.VERSION}\n",
         f"busy: {REQUESTS_MAX} requests of this connection wait, or it has {WRITES_MAX} files open",
-        f"A time-out of 0 means {DEADLINE_S:.0f} s;\nthe maximum is an hour",
+        f"A\ntime-out of 0 means {DEADLINE_S:.0f} s; the maximum is an hour",
         f"A daemon serves {CONNECTIONS_MAX} connections at a time",
         f"less\n  than {SEGMENT_MIN_BYTES:,} bytes or the sticky bit (mode {NAMED_BIT:05o})",
     ):

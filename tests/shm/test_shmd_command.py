@@ -21,7 +21,7 @@ UNIT = Path(__file__).parents[2] / "contrib" / "ciel-shmd@.service"
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a daemon as a service does; return what it printed."""
+    """End a daemon by SIGTERM; return its output and its errors."""
     process.send_signal(signal.SIGTERM)
     out, said = process.communicate(timeout=20)
     assert process.returncode == 0, said

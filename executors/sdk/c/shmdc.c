@@ -34,7 +34,7 @@ enum {
 enum kind { LOAD = 1, WRITE, COMMIT, OK, FAIL, ABANDON };
 enum { RECURSIVE = 1, DESCRIBED = 2, ONLY_MAPPED = 1 }; /* flags of frames */
 
-/* Internal: the connection ended before the answer; positive statuses are those of callers. */
+/* The connection ended before the answer; callers get only positive statuses. */
 enum { LOST = -1 };
 
 struct shmdc {
@@ -80,6 +80,12 @@ static int64_t now_ms(void)
 
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Return when a request that begins now has timed out. */
+static int64_t deadline_ms(const struct shmdc *store)
+{
+    return now_ms() + store->timeout_ms;
 }
 
 /* --- frames --- */
@@ -136,7 +142,7 @@ struct answer {
     struct text texts[2];
 };
 
-/* Read the body of a frame. Return NULL, or what is wrong with it. */
+/* Read the body of a frame. Return NULL, or the mistake in it. */
 static const char *decode(const unsigned char *body, size_t size, struct answer *answer)
 {
     static const size_t limits[2][2] = {{PATH_MAX_BYTES, NAME_MAX_BYTES},
@@ -182,8 +188,8 @@ static void copy(char *to, const struct text *text)
     to[text->size] = '\0';
 }
 
-/* Take the answer to request `number` from what was received. Return whether it was there, or LOST
- * if the bytes are no frames. Answers to earlier requests are dropped. */
+/* Take the answer to request `number` from the received bytes. Return whether it was there, or LOST
+ * if the bytes are not frames. Drop answers to earlier requests. */
 static int take_answer(struct shmdc *store, uint64_t number, int *status,
                        struct shmdc_reply *reply)
 {
@@ -386,9 +392,9 @@ static int ask_once(struct shmdc *store, const struct request *request, int64_t 
 
 /* Let the daemon carry out a request. A load and a write are repeated once if the connection ends.
  */
-static int ask(struct shmdc *store, const struct request *request, struct shmdc_reply *reply)
+static int ask(struct shmdc *store, const struct request *request, int64_t until_ms,
+               struct shmdc_reply *reply)
 {
-    int64_t until_ms = now_ms() + store->timeout_ms;
     int status = ask_once(store, request, until_ms, reply);
 
     if (status == LOST && (request->kind == LOAD || request->kind == WRITE)) {
@@ -397,7 +403,7 @@ static int ask(struct shmdc *store, const struct request *request, struct shmdc_
     }
     if (status == LOST)
         status = SHMDC_GONE;
-    /* A late answer must not be taken for the next one; the daemon's own timeout has a reason. */
+    /* Else the next request could get a late answer to this one. */
     if (status >= SHMDC_INVALID || status == SHMDC_TIMEOUT)
         hang_up(store);
     if (status == 0)
@@ -496,12 +502,14 @@ static int load(struct shmdc *store, const char *name, int flags, int *fd,
     struct request request = {.kind = LOAD,
                               .flags = (flags & SHMDC_HERE) != 0 ? 0 : RECURSIVE,
                               .texts = {name, NULL}};
+    int64_t until_ms;
     int status = 0;
 
     if (found_in_memory(store, name, fd, reply))
         return 0;
+    until_ms = deadline_ms(store);
     for (int tries = 0; tries < 2; tries++) { /* it may be deleted or moved before it is open */
-        status = ask(store, &request, reply);
+        status = ask(store, &request, until_ms, reply);
         if (status != 0)
             break;
         learn_directory(store, name, reply->path);
@@ -615,7 +623,7 @@ int shmdc_info(struct shmdc *store, const char *name, struct shmdc_reply *reply)
 
     if (status != 0)
         return status;
-    status = ask(store, &request, reply);
+    status = ask(store, &request, deadline_ms(store), reply);
     reply->path[0] = '\0'; /* it is for other stores, which may understand more than paths */
     return end(store, status);
 }
@@ -629,7 +637,7 @@ int shmdc_write(struct shmdc *store, const char *name, uint64_t size_bytes, int 
                               .texts = {name, store->attempt}};
     int status = begin(store, flags, SHMDC_MAPPED, name, "", reply);
 
-    return status != 0 ? status : end(store, ask(store, &request, reply));
+    return status != 0 ? status : end(store, ask(store, &request, deadline_ms(store), reply));
 }
 
 int shmdc_commit(struct shmdc *store, const char *path, const char *name,
@@ -640,7 +648,7 @@ int shmdc_commit(struct shmdc *store, const char *path, const char *name,
 
     if (status != 0)
         return status;
-    status = ask(store, &request, reply);
+    status = ask(store, &request, deadline_ms(store), reply);
     if (status == 0)
         learn_directory(store, name, reply->path);
     return end(store, status);
@@ -651,5 +659,5 @@ int shmdc_abandon(struct shmdc *store, const char *path, struct shmdc_reply *rep
     struct request request = {.kind = ABANDON, .texts = {path, NULL}};
     int status = begin(store, 0, 0, "", path, reply);
 
-    return status != 0 ? status : end(store, ask(store, &request, reply));
+    return status != 0 ? status : end(store, ask(store, &request, deadline_ms(store), reply));
 }

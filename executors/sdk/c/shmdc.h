@@ -9,11 +9,11 @@
  *         puts(reply.path);
  *     shmdc_close(store);
  *
- * A function returns 0 or a status. `reply` then has the result or the reason; the other texts are
- * empty. Each function returns within the timeout, 30 seconds if shmdc_set_timeout is not called,
- * and half a second. Any thread may call. Calls with one `struct shmdc` run one after another; a
- * thread that must not wait for others opens its own, and so must a child process after fork(). The
- * library has no global state, prints nothing and raises no signal. */
+ * A function returns 0 or a status. `reply` then has the result or the reason, and empty texts
+ * otherwise. Each function returns half a second after the timeout at the latest, which is 30
+ * seconds if shmdc_set_timeout is not called. Any thread may call. Calls with one `struct shmdc`
+ * run one after another; a thread that must not wait for others opens its own, and so must a child
+ * process after fork(). The library has no global state, prints nothing and raises no signal. */
 #ifndef SHMDC_H
 #define SHMDC_H
 
@@ -52,9 +52,10 @@ struct shmdc_reply {
 struct shmdc;
 
 /* Open the store in a directory. NULL: the store of this task's worker (CIEL_SHMD). Connections
- * with the same `attempt`, an id, get the same file for the same name. NULL: that of this task, ""
- * for none. Return NULL if memory is short, or if a text is too long or missing; errno says it. The
- * first request connects, and so does the next one after an error. */
+ * with the same `attempt`, an id, get the same file for the same name. "" means no attempt; NULL
+ * means the attempt of this task if `directory` is NULL, else none. Return NULL if memory is short,
+ * or if a text is too long or missing; errno says it. The first request connects, and so does the
+ * next one after an error. */
 struct shmdc *shmdc_open(const char *directory, const char *attempt);
 
 /* Close it, and discard its files that were not committed. No other call with it may be running. */

@@ -136,7 +136,7 @@ static int write_object(struct shmdc *store, const char *id, int flags)
 static const struct {
     const char *name;
     int (*run)(struct shmdc *store, const char *id, int flags);
-    int flags; /* those that it takes */
+    int flags; /* the flags that it accepts */
 } commands[] = {
     {"load", load_object, SHMDC_HERE},
     {"read", read_object, SHMDC_HERE},

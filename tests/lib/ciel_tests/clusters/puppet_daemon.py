@@ -1,4 +1,4 @@
-"""Stands in for the daemon of a block store: it answers what a test says, also what is wrong."""
+"""Stands in for the daemon of a block store, and sends the bytes that a test prescribes."""
 
 from __future__ import annotations
 
