@@ -14,8 +14,8 @@ PIP := $(RUN)/pip --quiet --disable-pip-version-check
 EDITABLE := --config-settings editable_mode=compat --editable
 C_OF_ARROW := ciel/arrow/store_pool.cpp ciel/arrow/holding.c executors/sdk/c/ciel_table.c executors/sdk/c/ciel_table.h
 C_OF_MEMORY := $(wildcard ciel/memory/*.[ch] ciel/memory/server/*.[ch])
-LOADERS := executors/sdk/c/cso.c executors/sdk/c/sw_task.h executors/sdk/java/TaskLoader.java \
-	$(wildcard executors/sdk/c/shmdc*)
+LOADERS := executors/sdk/c/cso.c executors/sdk/c/sw_task.h $(wildcard executors/sdk/c/shmdc*) \
+	$(shell find executors/sdk/java/src -name '*.java')
 COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/state/server ciel/worker/state -name '*.py') \
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
@@ -181,4 +181,4 @@ format: dev
 
 clean:
 	find ciel executors scc -name '*.so' -delete
-	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher executors/programs/ciel-cso executors/programs/ciel-java.jar executors/sdk/lib/*.so scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher executors/programs/ciel-cso executors/sdk/java/ciel-sdk.jar executors/sdk/lib/*.so scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache

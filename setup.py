@@ -150,7 +150,8 @@ class BuildWithPrograms(build_py):
         home.mkdir(parents=True, exist_ok=True)
         run_compiler("-o", home / "ciel-launcher", "ciel/launch/launcher.c")
         rooms = Path(".") if self.editable_mode else Path(self.build_lib, "ciel")
-        self.build_loaders(rooms / "executors/programs")
+        self.build_c_loader(rooms / "executors/programs")
+        self.build_java_sdk(rooms / "executors/sdk/java")
         self.build_tools()
         self.build_shmdc(rooms / "executors/sdk/lib")
         built = Path("." if self.editable_mode else self.build_lib, "ciel")
@@ -175,19 +176,23 @@ class BuildWithPrograms(build_py):
             options = [*TOOL_FLAGS, *macros, "-shared", "-fPIC"]
             run_compiler(*options, "-o", home / f"{name}.so", *PARTS["sources"](part, build))
 
-    def build_loaders(self, home):
-        """Build what loads tasks in C, and those in Java where there is a compiler for it; else
-        workers compile that one each time.
-        """
+    def build_c_loader(self, home):
         home.mkdir(parents=True, exist_ok=True)
         run_compiler("-o", home / "ciel-cso", "executors/sdk/c/cso.c", "-ldl")
+
+    def build_java_sdk(self, home):
+        """Build the SDK for Java, which includes the loader of `java`, where there is a compiler
+        for it; else workers compile the loader each time.
+        """
         javac = shutil.which("javac")
         if javac is None:
             return
         with tempfile.TemporaryDirectory() as classes:
-            source = "executors/sdk/java/TaskLoader.java"
-            subprocess.run([javac, "--release", "11", "-d", classes, source], check=True)
-            with zipfile.ZipFile(home / "ciel-java.jar", "w", zipfile.ZIP_DEFLATED) as jar:
+            sources = sorted(Path("executors/sdk/java/src").rglob("*.java"))
+            command = [javac, "--release", "11", "-proc:none", "-encoding", "UTF-8", "-d", classes]
+            subprocess.run([*command, *map(str, sources)], check=True)
+            home.mkdir(parents=True, exist_ok=True)
+            with zipfile.ZipFile(home / "ciel-sdk.jar", "w", zipfile.ZIP_DEFLATED) as jar:
                 for path in sorted(Path(classes).rglob("*.class")):
                     jar.write(path, path.relative_to(classes))
 
@@ -262,7 +267,9 @@ setup(
         "ciel": ["py.typed"],
         "ciel.launch": ["launcher.c"],
         "ciel.memory": ["*.c", "*.h", "nbdkit/*.c"],  # `ciel memory export` compiles a plug-in
-        "ciel.executors.sdk": ["c/*", "java/*", "lib/pkgconfig/*"],
+        "ciel.executors.sdk": [
+            "c/*", "java/pom.xml", "java/src/**/*.java", "lib/pkgconfig/*", "ocaml/*.ml",
+        ],
         "ciel.executors.sdk.heap": ["*.c", "*.h", "pass.cpp"],  # `ciel-cc` compiles them
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+JAVA_SDK = Path(__file__).parent / "sdk" / "java" / "ciel-sdk.jar"
+"""The SDK for Java; missing if ciel was installed without a compiler for Java."""
 INSTALL = "install one (Debian: default-jre-headless), or set JAVA_HOME"
 
 

@@ -43,11 +43,10 @@ from ciel.executors.arguments import (
     required_text,
     words_of,
 )
-from ciel.executors.jvm import Jvm, text_list
+from ciel.executors.jvm import JAVA_SDK, Jvm, text_list
 
 HOME = Path(__file__).parent
-JAVA_LOADER = HOME / "programs" / "ciel-java.jar"
-JAVA_SOURCE = HOME / "sdk" / "java" / "TaskLoader.java"
+JAVA_SOURCE = JAVA_SDK.parent / "src" / "main" / "java" / "ciel" / "TaskLoader.java"
 C_LOADER = HOME / "programs" / "ciel-cso"
 
 
@@ -80,7 +79,8 @@ class LoadedExecutor(Executor):
 class JavaExecutor(LoadedExecutor):
     """Runs a class in a new JVM.
 
-    The class path includes the jars in the worker's directory `CIEL_JARS_DIR`.
+    The class path has the jars in the worker's directory `CIEL_JARS_DIR`, then the SDK, with the
+    interface of the original's classes.
     """
 
     name = "java"
@@ -92,7 +92,7 @@ class JavaExecutor(LoadedExecutor):
     def missing(self, environ: Mapping[str, str]) -> str:
         if why := self._jvm.missing(environ):
             return why
-        if JAVA_LOADER.exists():
+        if JAVA_SDK.exists():
             self._loader_words = ("ciel.TaskLoader",)
         elif self._jvm.compiles(environ):
             self._loader_words = (str(JAVA_SOURCE),)  # compiled at each start, in half a second
@@ -107,7 +107,7 @@ class JavaExecutor(LoadedExecutor):
         self, task: Task, args: dict[str, Any], libraries: Sequence[ObjectId]
     ) -> tuple[list[str | InputPath], Mapping[str, ObjectId]]:
         files = {f".jars/{n}.jar": library for n, library in enumerate(libraries)}
-        class_path = [str(JAVA_LOADER), *self._jvm.jars]
+        class_path = [*self._jvm.jars, str(JAVA_SDK)]
         argv = self._jvm.command(class_path, task.spec.needs.memory_bytes)
         return [*argv, *self._loader_words, required_text(args, "class"), *files], files
 

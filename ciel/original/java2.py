@@ -3,8 +3,10 @@
 It takes the same keywords as in the original CIEL: `jar_lib`, a list of references to jars;
 `class_name`, the class to start with, or `object_ref`, a serialized task; `args`, a list of strings
 and numbers. `n_outputs`, `package_ref`, and the keywords of all interactive programs are read too.
-The main class, `com.asgow.ciel.executor.Java2Executor`, is in the Java bindings of the original
-CIEL, which must be among the jars or in the directory `CIEL_JARS_DIR` of the worker.
+The main class, `com.asgow.ciel.executor.Java2Executor`, is in the SDK (`sdk/java`). It runs classes
+for the SDK, and classes for the original CIEL. The SDK comes last on the class path: if the
+original's bindings are among the jars, or in the directory `CIEL_JARS_DIR` of the worker, its main
+class is theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ciel.execution.executor import (
     output_count,
 )
 from ciel.executors.conversation import Conversation
-from ciel.executors.jvm import Jvm, text_list
+from ciel.executors.jvm import JAVA_SDK, Jvm, text_list
 from ciel.executors.proc import ProcExecutor, with_dependencies
 from ciel.original.java2_calls import MAIN_CLASS, Java2Conversation, readable
 
@@ -38,8 +40,10 @@ class Java2Executor(ProcExecutor):
 
     def __init__(self, *, java: str = "java", options: Sequence[str] = ("-Xmx2048M",)) -> None:
         self._jvm = Jvm(java, text_list("options", options))
+        self._has_sdk = False
 
     def missing(self, environ: Mapping[str, str]) -> str:
+        self._has_sdk = JAVA_SDK.is_file()
         return self._jvm.missing(environ)
 
     def begin(self, task: Task) -> Action:
@@ -51,17 +55,21 @@ class Java2Executor(ProcExecutor):
         if not jars and not self._jvm.jars:
             raise BadArgumentsError(
                 "'jar_lib' is empty, and CIEL_JARS_DIR of this worker does not name a directory "
-                f"with jars: send a jar that contains {MAIN_CLASS}, or set CIEL_JARS_DIR"
+                "with jars: send the jar with the class, or set CIEL_JARS_DIR"
             )
         files = {f"jars/{number}.jar": jar.id for number, jar in enumerate(jars)}
         message |= {key: arguments[key] for key in (*_KEYS, "package_ref") if key in arguments}
-        argv = self._jvm.command([*files, *self._jvm.jars], task.spec.needs.memory_bytes)
+        argv = self._jvm.command(
+            [*files, *self._jvm.jars, str(JAVA_SDK)], task.spec.needs.memory_bytes
+        )
         # A JVM that has loaded other jars would still have their classes.
         reuse_key = "\0".join([self.name, *[jar.id for jar in jars]])
         return Talk(Program((*argv, MAIN_CLASS), files=files), readable(message), reuse_key)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
-        return Java2Conversation(attempt, lambda method, args: say(method, readable(args)))
+        return Java2Conversation(
+            attempt, lambda method, args: say(method, readable(args)), has_sdk=self._has_sdk
+        )
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         _jars(keywords)

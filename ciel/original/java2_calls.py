@@ -36,18 +36,21 @@ class Java2Conversation(Conversation):
     first task. This class ignores that, so that the scheduler places tasks by their inputs.
     """
 
-    def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
+    def __init__(self, attempt: Attempt, say: Callable[[str, Any], None], *, has_sdk: bool) -> None:
         super().__init__(attempt, say)
-        self._has_called = False
+        self._has_bindings = has_sdk
 
     def called(self, calls: Iterable[Call]) -> None:
-        self._has_called = True
+        self._has_bindings = True
         super().called(calls)
 
     def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
-        if self._has_called or not how:
+        if self._has_bindings or not how:
             return fault
-        hint = f"are the bindings, with {MAIN_CLASS}, among its jars, or in CIEL_JARS_DIR there?"
+        hint = (
+            "ciel was installed there without javac, and has no SDK for Java: are bindings, with "
+            f"{MAIN_CLASS}, among the jars, or in CIEL_JARS_DIR there?"
+        )
         return TaskFault(fault.reason, f"{fault.details}; {hint}")
 
     def _input(self, args: dict[str, Any]) -> Reference | None:

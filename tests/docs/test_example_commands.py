@@ -18,8 +18,6 @@ pytestmark = pytest.mark.timeout(300)  # enough for a busy machine
 ROOT = Path(__file__).parents[2]
 HELP = Path(__file__).parent / "help"
 """The files that examples of help texts name; the jars are built from its `java`."""
-BINDINGS = ROOT / "tests" / "integration" / "java" / "com"
-"""A stand-in for the original's bindings for Java."""
 PROGRAMS = sorted([*ROOT.glob("examples/*/*.sw"), *ROOT.glob("examples/**/*.py")])
 HEADER = re.compile(r"\| `(.*?)` \||(?://|#)? {4,5}((?:sw-job|make|python) .*)")
 """Matches a command in the first column of a table, or in the comment of an example that says how
@@ -63,11 +61,7 @@ def test_examples_of_help_texts_run_as_printed(
     tmp_path: Path, run_page: Callable[[Page, Path], None]
 ) -> None:
     files = shutil.copytree(HELP, tmp_path / "files")
-    shutil.copytree(BINDINGS, files / "java" / "com", dirs_exist_ok=True)
-    (files / "lib").mkdir()
-    jar = build_jars(files / "java", files)["com"]
-    shutil.copy(jar, files / "lib" / "ciel.jar")
-    jar.rename(files / "pi.jar")
+    build_jars(files / "java", files)["com"].rename(files / "pi.jar")
     names = [path.name for path in files.iterdir()]
     run_page(page_of_commands(names, commands_of_help()), files)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import (
     Concrete,
@@ -23,6 +24,9 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import Needs
 from ciel.execution.executor import BadArgumentsError, Talk, Task
+from ciel.executors.jvm import JAVA_SDK
+from ciel.executors.loaders import JAVA_SOURCE
+from ciel.original import java2 as module
 from ciel.original.java2 import Java2Executor
 from ciel.original.java2_calls import MAIN_CLASS, readable
 from ciel.storage.files import open_disk
@@ -55,7 +59,7 @@ def test_a_jvm_is_started_with_copies_of_its_jars(
 ) -> None:
     arguments = {"jar_lib": JARS, "class_name": "B", "args": ["1"], "n_outputs": 2, "junk": 1}
     talk = begun(java2, task(arguments, *JARS))
-    jars = "jars/0.jar:jars/1.jar"
+    jars = f"jars/0.jar:jars/1.jar:{JAVA_SDK}"  # bindings among the jars come before the SDK
     assert talk.program.argv == (f"{tmp_path}/java", "-Xmx2048M", "-cp", jars, MAIN_CLASS)
     assert talk.program.files == {"jars/0.jar": "bindings", "jars/1.jar": "app"}
     assert talk.arguments == {
@@ -84,8 +88,8 @@ def test_a_task_that_waits_in_place_needs_no_jars(java2: Java2Executor, task: Ma
     assert (talk.fixed, talk.arguments["id"]) == ("fixed", "fixed")
 
 
-def test_without_any_jar_there_are_no_bindings(java2: Java2Executor, task: MakeTask) -> None:
-    with pytest.raises(BadArgumentsError, match=f"send a jar that contains {MAIN_CLASS}"):
+def test_without_any_jar_there_is_no_class(java2: Java2Executor, task: MakeTask) -> None:
+    with pytest.raises(BadArgumentsError, match="send the jar with the class"):
         java2.begin(task({"class_name": "B"}))
 
 
@@ -153,6 +157,17 @@ def test_jars_draw_no_tasks_to_where_the_first_one_ran(
     java2.converse(attempt, said.say).called(call)
     assert said.take() == [("open_ref", {"filename": "a path"})]
     assert attempt.preferred == []
+
+
+def test_a_jvm_that_ends_at_once_names_the_missing_sdk(
+    java2: Java2Executor, attempt: FakeAttempt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fault = TaskFault("PROGRAM_FAILED", "java ended with exit status 1")
+    for sdk, is_missing in ((JAVA_SOURCE, False), (tmp_path / "absent.jar", True)):
+        monkeypatch.setattr(module, "JAVA_SDK", sdk)
+        assert java2.missing({"PATH": str(tmp_path)}) == ""
+        ended = java2.converse(attempt, Transcript().say).died(fault, "ended")
+        assert (f"are bindings, with {MAIN_CLASS}, among the jars" in ended.details) == is_missing
 
 
 def test_a_spawn_names_a_class_or_an_object(java2: Java2Executor) -> None:

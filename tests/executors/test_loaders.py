@@ -70,7 +70,7 @@ def test_jars_of_the_host_are_on_the_class_path(task: MakeTask, host: Host, tmp_
     assert java.missing(host("java", "javac", CIEL_JARS_DIR=f"{tmp_path}/lib")) == ""
     argv = program(java, task({"args": {"class": "B", "lib": [LIB]}}, LIB)).argv
     class_path = str(argv[argv.index("-cp") + 1]).split(":")
-    assert class_path[1:] == [f"{tmp_path}/lib/a.jar", f"{tmp_path}/lib/b.jar"]
+    assert class_path == [f"{tmp_path}/lib/a.jar", f"{tmp_path}/lib/b.jar", str(loaders.JAVA_SDK)]
 
 
 def test_a_heap_keeps_within_the_memory_of_its_task(task: MakeTask, host: Host) -> None:
@@ -88,7 +88,7 @@ def test_a_host_says_what_it_lacks_for_java(
     assert "there is no 'java' on this host: install one" in JavaExecutor().missing(host())
     said = JavaExecutor().missing(host("java", CIEL_JARS_DIR="/nowhere"))
     assert said == "CIEL_JARS_DIR names /nowhere, but this directory does not exist"
-    monkeypatch.setattr(loaders, "JAVA_LOADER", tmp_path / "absent.jar")
+    monkeypatch.setattr(loaders, "JAVA_SDK", tmp_path / "absent.jar")
     assert "because javac was missing when ciel was installed" in JavaExecutor().missing(
         host("java")
     )
@@ -103,7 +103,7 @@ def test_a_host_says_what_it_lacks_for_java(
 def test_a_loader_that_was_not_built_is_compiled_each_time(
     task: MakeTask, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaders, "JAVA_LOADER", tmp_path / "absent.jar")
+    monkeypatch.setattr(loaders, "JAVA_SDK", tmp_path / "absent.jar")
     java = JavaExecutor()
     assert java.missing(host("java", "javac")) == ""
     argv = program(java, task({"args": {"class": "B", "lib": [LIB]}}, LIB)).argv

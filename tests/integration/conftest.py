@@ -45,9 +45,7 @@ def lasting_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCl
 
 @pytest.fixture(scope="session")
 def jars(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build the jars of `java`: `com`, a stand-in for the original's bindings, and `apps`, programs
-    for it.
-    """
+    """Build the jar `apps` of the programs in `java`."""
     return build_jars(Path(__file__).parent / "java", tmp_path_factory.mktemp("java"))
 
 

@@ -140,22 +140,23 @@ def test_an_exception_of_a_class_is_shown_with_its_own_frames_only(
     args = {"class": "apps.Lines", "lib": [part("jar")]}
     with pytest.raises(JobFailedError) as caught:
         run("java", args, files={"jar": jars["apps"]})
-    shown = re.sub(r"\S*/(java|ciel-java\.jar)", r"\1", str(caught.value))
-    assert shown.splitlines()[:4] == [
-        "ciel: java -Xmx64M -cp ciel-java.jar ciel.TaskLoader apps.Lines .jars/0.jar ended with "
+    shown = re.sub(r"\S*/(java|ciel-sdk\.jar)", r"\1", str(caught.value))
+    assert shown.splitlines()[:5] == [
+        "ciel: java -Xmx64M -cp ciel-sdk.jar ciel.TaskLoader apps.Lines .jars/0.jar ended with "
         "exit status 1 on worker W",
         "the end of its standard error:",
         "  java.lang.IllegalArgumentException: no word to look for",
-        "  \tat apps.Lines.invoke(Lines.java:14)",
+        "  \tat apps.Lines.write(Lines.java:25)",
+        "  \tat apps.Lines.invoke(Lines.java:16)",
     ]
-    assert "\tat " not in "".join(shown.splitlines()[4:])
+    assert "\tat " not in "".join(shown.splitlines()[5:])
 
 
 @pytest.mark.parametrize(
     "name, said",
     [
         ("apps.Absent", "ciel: no jar of 'lib' has a class apps.Absent"),
-        ("apps.Broken", "ciel: apps.Broken cannot be loaded: java.lang.NoClassDefFoundError: com"),
+        ("apps.Unloaded", "ciel: apps.Unloaded cannot be loaded: java.lang.ExceptionInInitializer"),
         ("java.lang.String", "no public method invoke(InputStream[], OutputStream[], String[])"),
     ],
 )
@@ -252,9 +253,9 @@ def test_java_spawns_suspends_and_delegates(
     cluster: TwoSlots, jars: dict[str, Path], typed: Typed
 ) -> None:
     (cluster.home.path / "word").write_text("hello")
-    command = ["java", "--extra-jar", str(jars["com"]), "--package", "words=word"]
+    command = ["java", "--package", "words=word"]
     done = typed(cluster.home, *command, str(jars["apps"]), "apps.Squares", "4", "0")
-    assert done == (0, "30 hello hello hello hello, on hosts: 1", "")
+    assert done == (0, "30 hello hello hello hello, on hosts: 1, HELLO", "")
     log = cluster.run("job", "log", "last").stdout
     assert log.endswith("a sum of 4\n")
     jvms = [line for line in cluster.home.processes().values() if "Java2Executor" in line]
@@ -264,22 +265,11 @@ def test_java_spawns_suspends_and_delegates(
 def test_an_exception_in_java_ends_the_job_with_its_trace(
     cluster: TwoSlots, jars: dict[str, Path], typed: Typed
 ) -> None:
-    cluster.home.environ["CIEL_JARS_DIR"] = str(jars["com"].parent)
     status, out, err = typed(cluster.home, "java", str(jars["apps"]), "apps.Broken", "me")
-    del cluster.home.environ["CIEL_JARS_DIR"]
     assert (status, out) == (1, "")
     assert "on worker" in err
     assert "java.lang.IllegalArgumentException: broken by me\n" in err
     assert "\tat apps.Broken.invoke(Broken.java:" in err
-
-
-def test_a_jvm_without_bindings_names_the_missing_class(
-    cluster: TwoSlots, jars: dict[str, Path], typed: Typed
-) -> None:
-    status, out, err = typed(cluster.home, "java", str(jars["apps"]), "apps.Squares", "1", "0")
-    assert (status, out) == (1, "")
-    name = "com.asgow.ciel.executor.Java2Executor"
-    assert f"; are the bindings, with {name}, among its jars, or in CIEL_JARS_DIR there?\n" in err
 
 
 @pytest.mark.parametrize(

@@ -373,10 +373,10 @@ def test_every_executor_runs_its_programs_on_either_host(
 @pytest.mark.slow
 def test_a_job_in_java_spreads_over_both_hosts(cluster: Cluster, brought: Path) -> None:
     (cluster.there.path / "word").write_text("hello")
-    command = ["ciel", "java", "-j", f"{brought}/com.jar", "-P", "words=word"]
+    command = ["ciel", "java", "-P", "words=word"]
     done = cluster.there.run(*command, f"{brought}/apps.jar", "apps.Squares", "6", "300")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "91" + " hello" * 6 + ", on hosts: 2"
+    assert done.stdout == "91" + " hello" * 6 + ", on hosts: 2, HELLO"
 
 
 # --- an unplugged cable ---------------------------------------------------------------------------

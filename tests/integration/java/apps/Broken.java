@@ -1,14 +1,16 @@
 package apps;
 
 import com.asgow.ciel.executor.Ciel;
-import com.asgow.ciel.executor.FirstClassJavaTask;
-import com.asgow.ciel.executor.Ref;
+import com.asgow.ciel.references.Reference;
+import com.asgow.ciel.tasks.FirstClassJavaTask;
 
 public class Broken implements FirstClassJavaTask {
+    private static final long serialVersionUID = 1;
+
     public void setup() {}
 
-    public Ref[] getDependencies() {
-        return new Ref[0];
+    public Reference[] getDependencies() {
+        return new Reference[0];
     }
 
     public void invoke() {

@@ -1,15 +1,26 @@
 package apps;
 
+import com.asgow.ciel.simple.Task;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 
-/** For the executor "java": writes lines with a word to one output, and the rest to a second. */
-public class Lines {
-    public void invoke(InputStream[] in, OutputStream[] out, String[] args) throws IOException {
+/** For the original's executor "java": writes lines with a word to one output, and the rest to a second. */
+public class Lines implements Task {
+    public void invoke(InputStream[] in, OutputStream[] out, String[] args) {
+        try {
+            write(in, out, args);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+    }
+
+    private static void write(InputStream[] in, OutputStream[] out, String[] args)
+            throws IOException {
         if (args.length == 0) {
             throw new IllegalArgumentException("no word to look for");
         }

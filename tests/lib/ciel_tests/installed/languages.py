@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 
+from ciel.executors.jvm import JAVA_SDK
+
 LANGUAGES: Final = Path(__file__).parents[4] / "examples" / "languages"
 
 
@@ -86,7 +88,8 @@ def build_jars(sources: Path, target: Path) -> dict[str, Path]:
     """Compile the Java files in a directory, and pack each subdirectory into a jar of its name."""
     require_java()
     classes = target / "classes"
-    command = ["javac", "--release", "11", "-Xlint:all,-serial", "-Werror", "-d", str(classes)]
+    command = ["javac", "--release", "11", "-Xlint:all", "-Werror", "-cp", str(JAVA_SDK)]
+    command += ["-d", str(classes)]
     command += map(str, sorted(sources.rglob("*.java")))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
