@@ -73,5 +73,5 @@ def test_example_programs_run_with_their_documented_commands(
     require_java()
     require_ocaml()
     commands = [("before all", "ciel up"), *commands_of_programs()]
-    files = ("examples", "executors/sdk/c", "LICENSE", "README.md")
+    files = ("examples", "executors/sdk/c", "executors/sdk/ocaml", "LICENSE", "README.md")
     run_page(page_of_commands(files, commands), ROOT)

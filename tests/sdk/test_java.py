@@ -217,15 +217,15 @@ def test_an_exception_is_an_error_with_its_own_frames(java: Callable[[], StandIn
     "args, said",
     [
         (["fail", "Error"], "java.lang.StackOverflowError"),
-        (["wait", "x"], "java.lang.IllegalArgumentException: argument 1 must be a reference, but is x"),
-        (["other"], "java.lang.IllegalArgumentException: argument 1 must be a whole number, but is missing"),
+        (["wait", "x"], "argument 1 must be a reference, but is x"),
+        (["other"], "argument 1 must be a whole number, but is missing"),
     ],
     ids=["an error of the JVM", "a wrong argument", "no argument"],
 )  # fmt: skip
 def test_any_error_is_reported(java: Callable[[], StandIn], args: list[str], said: str) -> None:
     program = java()
     program.start_task(*args)
-    assert report(program)[0] == said
+    assert report(program)[0].endswith(said)
 
 
 def test_any_text_can_be_reported(java: Callable[[], StandIn]) -> None:

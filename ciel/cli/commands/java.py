@@ -31,11 +31,11 @@ from ciel.wire.errors import WireError
 from ciel.wire.references import from_json
 
 _EPILOG = """\
-CLASS is in JAR. The bindings, with com.asgow.ciel.executor.Java2Executor, are in one of the jars,
-or on the workers, in the directory of their CIEL_JARS_DIR. The outputs of the first task are
-printed one after the other, unchanged; with --json as a list, each as a JSON value or as a string.
+CLASS is in JAR, and uses the SDK for Java, which the workers have (docs/java.md), or was written
+for the original. The outputs of the first task are printed one after the other, unchanged; with
+--json as a list, each as a JSON value or as a string.
 
-  ciel java --jar-lib lib pi.jar com.example.Pi 1000
+  ciel java pi.jar com.example.Pi 1000
 """
 
 

@@ -244,32 +244,7 @@ def test_a_fault_of_a_function_is_reported(
     assert said in str(caught.value)
 
 
-# --- java2 ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.requirement("CIB-5")
-@pytest.mark.slow
-def test_java_spawns_suspends_and_delegates(
-    cluster: TwoSlots, jars: dict[str, Path], typed: Typed
-) -> None:
-    (cluster.home.path / "word").write_text("hello")
-    command = ["java", "--package", "words=word"]
-    done = typed(cluster.home, *command, str(jars["apps"]), "apps.Squares", "4", "0")
-    assert done == (0, "30 hello hello hello hello, on hosts: 1, HELLO", "")
-    log = cluster.run("job", "log", "last").stdout
-    assert log.endswith("a sum of 4\n")
-    jvms = [line for line in cluster.home.processes().values() if "Java2Executor" in line]
-    assert 1 <= len(jvms) <= 3, "they are kept, and used again"
-
-
-def test_an_exception_in_java_ends_the_job_with_its_trace(
-    cluster: TwoSlots, jars: dict[str, Path], typed: Typed
-) -> None:
-    status, out, err = typed(cluster.home, "java", str(jars["apps"]), "apps.Broken", "me")
-    assert (status, out) == (1, "")
-    assert "on worker" in err
-    assert "java.lang.IllegalArgumentException: broken by me\n" in err
-    assert "\tat apps.Broken.invoke(Broken.java:" in err
+# --- ciel java ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -369,8 +344,8 @@ def test_a_task_in_ocaml_delegates_to_a_closure(
     assert run("ocaml", {"binary": binary, "args": [7]}) == ["42"]
     with pytest.raises(JobFailedError) as caught:
         run("ocaml", {"binary": binary, "args": ["seven"]})
-    assert "closure on worker W: it ended with exit status 2 " in str(caught.value)
-    assert 'Fatal error: exception Failure("no number")' in str(caught.value)
+    assert 'closure on worker W: Failure("no number")\n' in str(caught.value)
+    assert 'closure.ml", line 5, characters ' in str(caught.value)
 
 
 def test_a_script_in_pypy_continues_in_another_task(

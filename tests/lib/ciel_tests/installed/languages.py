@@ -15,6 +15,7 @@ import pytest
 
 from ciel.executors.jvm import JAVA_SDK
 
+OCAML_SDK: Final = JAVA_SDK.parents[1] / "ocaml" / "ciel.ml"
 LANGUAGES: Final = Path(__file__).parents[4] / "examples" / "languages"
 
 
@@ -76,9 +77,19 @@ def _require(program: str, package: str) -> None:
 def build_ocaml(source: Path, target: Path) -> Path:
     """Compile a task in OCaml with its bindings; return the program."""
     require_ocaml()
-    sources = [shutil.copy(path, target) for path in (LANGUAGES / "ciel.ml", source)]
+    sources = [shutil.copy(path, target) for path in (OCAML_SDK, source)]
     program = target / source.stem
-    command = ["ocamlopt", "-I", str(target), "-o", str(program), *sources]
+    command = [
+        "ocamlopt",
+        "-g",
+        "-w",
+        "+a-4-40..42-44-70",
+        "-I",
+        str(target),
+        "-o",
+        str(program),
+        *sources,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return program

@@ -17,6 +17,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.regex.Pattern;
 
 /**
  * One task: its arguments and operations.
@@ -30,6 +31,10 @@ public final class Task {
     private static final int TEXT_MAX_CHARACTERS = 64 << 10; // of log messages and error reports
 
     private static final int CAUSES_MAX = 100;
+    private static final Pattern LAUNCHING =
+            Pattern.compile(
+                    "com\\.asgow\\.ciel\\.executor\\.Java2Executor"
+                            + "|java\\.lang\\.reflect\\.|jdk\\.internal\\.reflect\\.");
 
     private final Channel channel;
     private final Map<String, Object> start;
@@ -378,7 +383,7 @@ public final class Task {
         }
     }
 
-    /** Returns a stack trace without the frames of this class, of reflection and of `main`. */
+    /** Returns a stack trace without the frames that start a program. */
     private static String traceOf(Throwable error) {
         int causes = 0;
         for (Throwable each = error; each != null; each = each.getCause()) {
@@ -387,11 +392,14 @@ public final class Task {
             }
             StackTraceElement[] trace = each.getStackTrace();
             int end = trace.length;
-            for (int i = trace.length - 1; i >= 0; i--) {
-                if (trace[i].getClassName().equals(Task.class.getName())
-                        && trace[i].getMethodName().equals("serve")) {
+            for (int i = 0; i < end; i++) {
+                String frame = trace[i].getClassName() + "." + trace[i].getMethodName();
+                if (frame.equals(Task.class.getName() + ".serve")) {
                     end = i;
                 }
+            }
+            while (end > 0 && LAUNCHING.matcher(trace[end - 1].getClassName()).lookingAt()) {
+                end--;
             }
             each.setStackTrace(Arrays.copyOf(trace, end));
         }
