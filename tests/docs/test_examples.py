@@ -19,8 +19,8 @@ ELSEWHERE = {
 }
 """Blocks that other tests check, by page."""
 SLOW = {
-    "docs/clusters.md", "docs/coming-from.md", "docs/commands.md", "docs/executors.md", "docs/java.md",
-    "docs/failures.md", "docs/hanging.md", "docs/http.md", "docs/packages.md",
+    "docs/clusters.md", "docs/coming-from.md", "docs/commands.md", "docs/executors.md",
+    "docs/failures.md", "docs/hanging.md", "docs/http.md", "docs/java.md", "docs/packages.md",
     "docs/python/arrow.md", "docs/python/ecosystem.md", "docs/python/failures.md",
     "docs/python/from-dask.md", "docs/python/from-joblib.md", "docs/python/from-multiprocessing.md",
     "docs/skywriting/tutorial.md",

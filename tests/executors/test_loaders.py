@@ -20,6 +20,7 @@ from ciel.execution.executor import (
     Task,
 )
 from ciel.executors import loaders
+from ciel.executors.jvm import JAVA_SDK
 from ciel.executors.loaders import CsoExecutor, DotnetExecutor, JavaExecutor
 from ciel.testing.builders import inline
 
@@ -70,7 +71,7 @@ def test_jars_of_the_host_are_on_the_class_path(task: MakeTask, host: Host, tmp_
     assert java.missing(host("java", "javac", CIEL_JARS_DIR=f"{tmp_path}/lib")) == ""
     argv = program(java, task({"args": {"class": "B", "lib": [LIB]}}, LIB)).argv
     class_path = str(argv[argv.index("-cp") + 1]).split(":")
-    assert class_path == [f"{tmp_path}/lib/a.jar", f"{tmp_path}/lib/b.jar", str(loaders.JAVA_SDK)]
+    assert class_path == [f"{tmp_path}/lib/a.jar", f"{tmp_path}/lib/b.jar", str(JAVA_SDK)]
 
 
 def test_a_heap_keeps_within_the_memory_of_its_task(task: MakeTask, host: Host) -> None:

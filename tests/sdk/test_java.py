@@ -114,7 +114,7 @@ def test_a_short_object_is_read_from_its_reference(lasting: StandIn) -> None:
 
 
 def grow(program: StandIn, file: Path, *pieces: tuple[bytes, dict[str, Any]]) -> str:
-    """Let a task read a growing file to its end, and return what it published."""
+    """Let a task read a growing file to its end; return the text that the task published."""
     file.write_bytes(b"one")
     program.start_task("stream", FUTURE)
     asked = {"ref": FUTURE, "chunk_size": 4, "sole_consumer": True}
@@ -244,6 +244,15 @@ def test_a_jvm_ends_with_its_worker(java: Callable[[], StandIn]) -> None:
     program.hang_up()
     assert program.status() == 1
     assert "the worker ended before it replied to publish_string" in program.errors()
+
+
+def test_a_worker_that_opens_one_fifo_after_the_other_is_answered(
+    class_path: str, programs: Start
+) -> None:
+    argv = ["java", "-XX:TieredStopAtLevel=1", "-cp", class_path, "steps.Steps"]
+    program = programs(*argv, as_the_original=True)
+    program.start_task("arguments")
+    assert published(program) == "1 [arguments] {}"
 
 
 def test_a_program_without_a_worker_says_what_it_is(class_path: str) -> None:

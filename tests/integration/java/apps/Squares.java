@@ -4,6 +4,7 @@ import com.asgow.ciel.executor.Ciel;
 import com.asgow.ciel.references.CielFuture;
 import com.asgow.ciel.references.Reference;
 import com.asgow.ciel.rpc.ReferenceUnavailableException;
+import com.asgow.ciel.tasks.ConstantNumOutputsTask;
 import com.asgow.ciel.tasks.FirstClassJavaTask;
 import com.asgow.ciel.tasks.SingleOutputTask;
 import com.asgow.ciel.tasks.StdinoutTaskInformation;
@@ -34,8 +35,7 @@ public class Squares implements FirstClassJavaTask {
     public void invoke() throws Exception {
         Reference[] made = new Reference[Integer.parseInt(Ciel.args[0])];
         for (int i = 0; i < made.length; i++) {
-            Square square = new Square(i + 1, Long.parseLong(Ciel.args[1]));
-            made[i] = Ciel.spawn(square, null, 1)[0];
+            made[i] = Ciel.spawn(new Square(i + 1, Long.parseLong(Ciel.args[1])))[0];
         }
         try {
             Ciel.stringOfRef(made[made.length - 1]);
@@ -52,7 +52,7 @@ public class Squares implements FirstClassJavaTask {
         Ciel.tailSpawn(new Sum(made, count, loud), new String[] {"a sum of "});
     }
 
-    static class Square implements FirstClassJavaTask {
+    static class Square implements ConstantNumOutputsTask {
         private static final long serialVersionUID = 1;
         private final int number;
         private final long pauseMs;
@@ -60,6 +60,10 @@ public class Squares implements FirstClassJavaTask {
         Square(int number, long pauseMs) {
             this.number = number;
             this.pauseMs = pauseMs;
+        }
+
+        public int getNumOutputs() {
+            return 1;
         }
 
         public void setup() {}

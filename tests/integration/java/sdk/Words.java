@@ -30,7 +30,7 @@ public final class Words implements TaskProgram {
         task.tailSpawn(task.child(Sum.class, counts).memoryBytes(256 << 20));
     }
 
-    /** Writes an object; waits between the lines until somebody reads what it has written. */
+    /** Copies an object line by line; other tasks read the copy meanwhile. */
     public static final class Writer implements TaskProgram {
         @Override
         public void run(Task task) throws Exception {

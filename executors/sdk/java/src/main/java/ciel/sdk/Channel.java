@@ -83,7 +83,7 @@ final class Channel {
         return reply.get(1);
     }
 
-    /** Waits for a task; null: there are no more, and the program should end. */
+    /** Waits for a task; null: the worker has no further task, and the program should end. */
     Map<String, Object> nextTask() {
         List<?> message = next();
         if (message == null || message.get(0).equals("die")) {

@@ -7,7 +7,7 @@ import java.util.Map;
 /**
  * A task to create: its executor, the keywords of that executor, and options of all tasks.
  *
- * <p>`with` adds any keyword, also those that have no method here.
+ * <p>`with` adds any keyword, also one that has no method here.
  */
 public final class Child {
     private final Map<String, Object> keywords = new LinkedHashMap<>();
@@ -44,7 +44,7 @@ public final class Child {
         return with(isProc ? "force_n_outputs" : "n_outputs", count);
     }
 
-    /** Adds objects for which the task waits, besides those among its arguments. */
+    /** Adds objects for which the task waits; it also waits for references in its arguments. */
     public Child after(Ref... refs) {
         return with("extra_dependencies", List.of(refs));
     }

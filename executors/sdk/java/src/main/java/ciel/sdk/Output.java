@@ -43,14 +43,17 @@ public final class Output extends OutputStream {
 
     @Override
     public void write(int value) throws IOException {
-        write(new byte[] {(byte) value}, 0, 1);
+        requireOpen();
+        if (buffered == buffer.length) {
+            flush();
+        }
+        buffer[buffered++] = (byte) value;
+        sizeBytes++;
     }
 
     @Override
     public void write(byte[] bytes, int from, int count) throws IOException {
-        if (isClosed) {
-            throw new IOException("output " + index + " is closed");
-        }
+        requireOpen();
         if (count > buffer.length - buffered) {
             flush();
         }
@@ -61,6 +64,12 @@ public final class Output extends OutputStream {
             buffered += count;
         }
         sizeBytes += count;
+    }
+
+    private void requireOpen() throws IOException {
+        if (isClosed) {
+            throw new IOException("output " + index + " is closed");
+        }
     }
 
     /** Makes the data visible to tasks that read the output while it grows. */
@@ -78,7 +87,6 @@ public final class Output extends OutputStream {
         flush();
         file.close();
         isClosed = true;
-        task.closed(this);
     }
 
     /** Closes the output after other code has written to its file by its path. */

@@ -29,6 +29,11 @@ public final class Ref implements Serializable {
         return new Ref(List.of("f2", Objects.requireNonNull(id)));
     }
 
+    /** Returns a reference to an object that workers hold; `locations` are their HOST:PORT. */
+    public static Ref stored(String id, long sizeBytes, List<String> locations) {
+        return new Ref(List.of("c2", id, sizeBytes, List.copyOf(locations)));
+    }
+
     /** Reads references in a text of JSON, such as the output of the executor "sync". */
     public static Object parse(String json) {
         return Json.parse(json);

@@ -48,7 +48,7 @@ public final class Task {
     }
 
     /**
-     * Runs a program for each task that the worker sends; returns when there are no more.
+     * Runs a program for each task that the worker sends; returns when the worker has no further task.
      *
      * <p>`argv` are the arguments of `main`, whose last four name the FIFOs. An exception fails the
      * task, with its stack trace, and ends the JVM.
@@ -270,12 +270,6 @@ public final class Task {
         }
     }
 
-    void closed(Output output) {
-        if (isOver) {
-            outputs.remove(output);
-        }
-    }
-
     /** Returns whether the output was still to be published; now it will not be. */
     boolean forget(Output output) {
         return outputs.remove(output);
@@ -350,7 +344,6 @@ public final class Task {
     /** Fails the task, and ends the JVM; returns nothing, so that `throw` may precede the call. */
     public RuntimeException fail(String text) {
         requireRunning();
-        outputs.clear(); // do not publish incomplete outputs
         channel.send("error", Map.of("report", printable(text)));
         end();
         System.exit(1);

@@ -6,6 +6,7 @@ import com.asgow.ciel.references.CielFuture;
 import com.asgow.ciel.references.Reference;
 import com.asgow.ciel.references.WritableReference;
 import com.asgow.ciel.rpc.WorkerRpc;
+import com.asgow.ciel.tasks.ConstantNumOutputsTask;
 import com.asgow.ciel.tasks.FirstClassJavaTask;
 import com.asgow.ciel.tasks.FirstClassJavaTaskInformation;
 import com.asgow.ciel.tasks.SingleOutputTask;
@@ -54,6 +55,10 @@ public final class Ciel {
         return RPC.spawnTask(new FirstClassJavaTaskInformation(type, jarLib, args, numOutputs));
     }
 
+    public static Reference[] spawn(ConstantNumOutputsTask task) throws IOException {
+        return spawn(task, new String[0], task.getNumOutputs());
+    }
+
     public static <T> CielFuture<T> spawn(
             Class<? extends SingleOutputTask<T>> type, String[] args) {
         return new CielFuture<>(spawn(type, args, 1)[0]);
@@ -61,6 +66,10 @@ public final class Ciel {
 
     public static <T> CielFuture<T> spawnSingle(SingleOutputTask<T> task) throws IOException {
         return new CielFuture<>(spawn(task, null, 1)[0]);
+    }
+
+    public static void tailSpawn(FirstClassJavaTask task) throws IOException {
+        tailSpawn(task, new String[0]);
     }
 
     public static void tailSpawn(FirstClassJavaTask task, String[] args) throws IOException {
@@ -124,7 +133,7 @@ public final class Ciel {
         }
     }
 
-    /** Returns the references in an entry of the package; null if there is no such entry. */
+    /** Returns the references in an entry of the package; null if the entry is missing. */
     public static Reference[] getRefsFromPackage(String key) {
         Reference index = RPC.tryPackageLookup(key);
         return index == null ? null : Reference.of((List<?>) Ref.parse(stringOfRef(index)));

@@ -11,7 +11,7 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.util.Map;
 
-/** The original's operations, by those of a task of the SDK. */
+/** The original's operations, carried out by a task of the SDK. */
 final class TaskRpc implements WorkerRpc {
     private static final int CHUNK_BYTES = 64 << 20; // as in the original
 

@@ -28,18 +28,18 @@ public class Reference implements Serializable {
         return ref;
     }
 
-    /** Returns the references of the SDK; leaves out those that are null. */
+    /** Returns the references as the SDK has them, without nulls. */
     public static List<Ref> refs(Reference... references) {
         List<Ref> found = new ArrayList<>();
         for (Reference reference : references == null ? new Reference[0] : references) {
             if (reference != null) {
-                found.add(reference.ref);
+                found.add(reference.ref());
             }
         }
         return found;
     }
 
-    /** Returns references for those of the SDK. */
+    /** Wraps references of the SDK. */
     public static Reference[] of(List<?> refs) {
         Reference[] found = new Reference[refs.size()];
         for (int i = 0; i < found.length; i++) {

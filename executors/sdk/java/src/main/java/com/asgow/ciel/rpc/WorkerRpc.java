@@ -9,7 +9,7 @@ import java.io.InputStream;
 /**
  * The operations of a task, as the original named them.
  *
- * <p>Missing are those that use Gson, and those with which its bindings start and end tasks.
+ * <p>Operations that use Gson, and operations that start or end tasks, are missing.
  */
 public interface WorkerRpc {
     Reference[] spawnTask(TaskInformation task);
