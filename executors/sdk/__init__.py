@@ -1,1 +1,1 @@
-"""The SDK for programs of the executor `proc`: `ciel_task.py`, and libciel in `c/`."""
+"""The SDKs for task programs: `ciel_task.py` for Python, and `c/`, `java/` and `ocaml/`."""

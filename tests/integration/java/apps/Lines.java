@@ -10,7 +10,7 @@ import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 
 /** For the original's executor "java": writes lines with a word to one output, and the rest to a second. */
-public class Lines implements Task {
+public class Lines implements Task, uk.co.mrry.mercator.task.Task { // its older name, too
     public void invoke(InputStream[] in, OutputStream[] out, String[] args) {
         try {
             write(in, out, args);

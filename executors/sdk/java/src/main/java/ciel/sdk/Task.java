@@ -79,7 +79,10 @@ public final class Task {
 
     // --- arguments ---------------------------------------------------------------------------
 
-    /** Returns `args` (of "java2") or `proc_pargs` (of "proc"): see Json for the types. */
+    /**
+     * Returns `args` (of "java2") or `proc_pargs` (of "proc"): null, Boolean, Long, BigInteger (if
+     * it does not fit), Double, String, List, Map and Ref.
+     */
     public List<?> args() {
         Object args = start.containsKey("args") ? start.get("args") : start.get("proc_pargs");
         return args instanceof List ? (List<?>) args : List.of();
