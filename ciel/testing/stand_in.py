@@ -52,8 +52,13 @@ class StandIn:
             stderr=self._errors,
         )
         if as_the_original:
-            self._reads = self._patiently(lambda: os.open(self.said, os.O_RDONLY))
-            self._writes = self._patiently(lambda: os.open(self.heard, os.O_WRONLY))
+            try:
+                self._reads = self._patiently(lambda: os.open(self.said, os.O_RDONLY))
+                self._writes = self._patiently(lambda: os.open(self.heard, os.O_WRONLY))
+            except BaseException:
+                self.program.kill()
+                self.program.wait()
+                raise
 
     def __enter__(self) -> Self:
         return self
