@@ -268,7 +268,11 @@ setup(
         "ciel.launch": ["launcher.c"],
         "ciel.memory": ["*.c", "*.h", "nbdkit/*.c"],  # `ciel memory export` compiles a plug-in
         "ciel.executors.sdk": [
-            "c/*", "java/pom.xml", "java/src/**/*.java", "lib/pkgconfig/*", "ocaml/*.ml",
+            "c/*",
+            "java/pom.xml",
+            "java/src/**/*.java",
+            "lib/pkgconfig/*",
+            "ocaml/*.ml",
         ],
         "ciel.executors.sdk.heap": ["*.c", "*.h", "pass.cpp"],  # `ciel-cc` compiles them
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
