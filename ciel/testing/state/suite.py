@@ -358,10 +358,12 @@ class KvSuite(ABC):
     def test_update_is_never_seen_in_part(self, base: Base) -> None:
         """KVB-4: reads while a long batch is carried out see all of it or nothing."""
         keys = [b"%06d" % number for number in range(self.rows_in_batch)]
-        base.apply([Put(key, b"0") for key in keys])
+        base.apply([Put(key, b"000") for key in keys])
         with Beside(lambda: base.read([keys[0], keys[len(keys) // 2], keys[-1]])) as reads:
-            for value in range(1, 6):
-                base.apply([Update(key, b"%d" % value) for key in keys])
+            for value in range(1, 1000):
+                base.apply([Update(key, b"%03d" % value) for key in keys])
+                if value >= 5 and len(reads.results) >= 2:  # else the other thread had no turn
+                    break
         seen = [tuple(found) for found in reads.results]
         assert all(len(set(found)) == 1 for found in seen)
         assert seen == sorted(seen)
