@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 from ciel.state.batches import KEY_MAX_BYTES, RESERVED
 from ciel.state.errors import BaseFullError, KindError, KvError, LimitError
 from ciel.state.server.errors import CommandError
-from ciel.state.server.resp import Failure
+from ciel.state.server.resp import KNOWN, Failure
 from ciel.state.server.view import RowsView
 
-ANY: Final = 1 << 20
+ANY: Final = KNOWN.arguments
 """The largest number of arguments, for commands that have no limit of their own."""
 INT_MIN: Final = -(1 << 63)
 INT_MAX: Final = (1 << 63) - 1

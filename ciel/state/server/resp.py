@@ -25,7 +25,8 @@ class Limits(NamedTuple):
     command_bytes: int
 
 
-KNOWN: Final = Limits(1 << 20, VALUE_MAX_BYTES, 512 << 20)
+KNOWN: Final = Limits(6 << 20, VALUE_MAX_BYTES, 512 << 20)
+"""The limits of a client that has: a batch may have a million steps of at most four arguments."""
 UNKNOWN: Final = Limits(10, 16 << 10, 64 << 10)
 """The limits of a client that has not authenticated itself yet, as Redis has them."""
 

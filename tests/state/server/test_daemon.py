@@ -35,6 +35,13 @@ def logged(daemon: KvDaemon, pattern: str) -> str:
     return found[1]
 
 
+@pytest.mark.slow
+def test_daemon_carries_out_a_batch_of_a_million_rows(tmp_path: Path) -> None:
+    with KvDaemon(tmp_path / "base", "--sync", "off") as daemon, closing(daemon.base(120)) as base:
+        base.apply([Put(b"%d" % number, b"v") for number in range(1_000_000)])
+        assert base.read([b"0", b"999999", b"1000000"]) == [b"v", b"v", None]
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
