@@ -16,6 +16,7 @@ import pytest
 from ciel.shm.client import ShmdClient
 from ciel.testing.homes import BIN
 from ciel_tests.clusters.block_stores import BlockStores
+from ciel_tests.documents.schemas import Schemas
 
 UNIT = Path(__file__).parents[2] / "contrib" / "ciel-shmd@.service"
 
@@ -34,6 +35,7 @@ def test_it_serves_until_a_signal_and_leaves_nothing(stores: BlockStores, tmp_pa
     process = stores.begin("a", "--json", "--log", str(log))
     assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
+    Schemas().check("shmd", ready)
     assert ready == {"directory": str(tmp_path / "a"), "socket": str(tmp_path / "a/shmd/socket")}
     path = stores.client("a").write("unfinished")
     assert Path(path).exists()

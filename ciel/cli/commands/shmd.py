@@ -19,7 +19,7 @@ from ciel.core.errors import CielError
 DEFAULT_GROUP: Final = "stores"
 _EPILOG: Final = """\
 It prints the path of its socket once it serves. SIGTERM and SIGINT end it; what is only in memory
-is lost then. Programs use the library libshmdc, the command shmdc, or Python (ciel.shm.client).
+is lost then. Programs use the library libshmdc, the command shmdc, or a client in Python.
 """
 _START_ERRORS: Final = (CielError, DaemonError, OSError, plugins.PluginError)
 
