@@ -24,6 +24,7 @@ def test_a_master_that_crashes_loses_nothing(start: int) -> None:
     assert sum(result.restarts for result in results)
 
 
+@pytest.mark.slow
 def test_standbys_take_over_and_no_committed_record_is_lost() -> None:
     results = [simulate(seed, ELECTIONS) for seed in range(1, 501 if IS_LONG else 41)]
     assert sum(result.restarts for result in results) > len(results)

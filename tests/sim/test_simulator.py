@@ -55,6 +55,7 @@ def test_a_seed_says_all() -> None:
     assert first.world.log == second.world.log
 
 
+@pytest.mark.slow
 def test_the_order_of_a_set_decides_nothing() -> None:
     code = (
         "from ciel.testing.simulator.simulation import simulate\n"

@@ -87,7 +87,7 @@ with LocalCluster(workers=2, slots=1, store=sys.argv[1]) as cluster, Client(clus
 """
 
 
-@pytest.mark.parametrize("end", ["at its end", "killed"])
+@pytest.mark.parametrize("end", [pytest.param("at its end", marks=pytest.mark.slow), "killed"])
 def test_each_worker_has_its_own_instance_which_goes_with_the_cluster(
     home: Home, rows: Path, end: str
 ) -> None:

@@ -66,6 +66,7 @@ def comparable(listed: Any) -> Any:
     return sorted(listed["servers"], key=lambda row: row["server"]), listed["volumes"]
 
 
+@pytest.mark.slow
 def test_a_volume_is_read_after_the_master_and_one_of_its_servers_have_died(
     cluster: HandCluster, lenders: Lenders
 ) -> None:

@@ -76,6 +76,7 @@ def test_memory_freed_by_one_worker_does_not_hide_a_refusal_on_another(
     assert {file.stat().st_size for file in out.iterdir()} == {3 * MIB}
 
 
+@pytest.mark.slow
 def test_objects_beyond_the_available_memory_are_moved_to_disk(home: Home) -> None:
     one = f"ciel submit --keep -- {letters(3 * MIB, '; exit 0')} | sha256sum; "
     # The reported numbers are a second old.

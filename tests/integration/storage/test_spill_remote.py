@@ -91,6 +91,7 @@ def test_a_job_reads_objects_that_other_machines_kept_for_its_worker(lab: Lab) -
     wait_for(lambda: not lab.spilled(), "the empty volume to be removed", 30.0)
 
 
+@pytest.mark.slow
 def test_objects_of_a_dead_memory_server_are_computed_again(lab: Lab) -> None:
     server = lab.lenders.start()
     lab.start_worker()
