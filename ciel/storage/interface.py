@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -518,20 +518,13 @@ class ObjectStore(ABC):
         """
         problems = []
         for object_id in self:
-            with suppress(ObjectNotFoundError):  # deleted during the check
-                try:
-                    self.verify(object_id)
-                except CorruptObjectError:
-                    problem = self._damage(object_id)  # again: it may have been deleted or moved
-                    problems += [problem] if problem is not None else []
+            try:
+                self.verify(object_id)
+            except ObjectNotFoundError:
+                continue  # deleted during the check
+            except CorruptObjectError as error:
+                problems.append(Problem(error.code, object_id, error.detail))
         return problems
-
-    def _damage(self, object_id: str) -> Problem | None:
-        try:
-            self.verify(object_id)
-        except CorruptObjectError as error:
-            return Problem(error.code, object_id, error.detail)
-        return None
 
     def put(self, object_id: str, content: Chunk) -> ObjectInfo:
         """Write and commit in one step."""

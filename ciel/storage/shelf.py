@@ -226,6 +226,8 @@ class Shelf:
         problems = []
         for name in sorted(list_names(self._objects_fd)):
             object_id, status = _object_id(name), regular_status(name, self._objects_fd)
+            if status is None and not _is_there(name, self._objects_fd):
+                continue  # it was deleted or moved a moment ago
             if object_id is None or status is None:
                 problems.append(Problem("foreign", name, "no store has created this file"))
             elif status.st_mode & _WRITABLE_BITS:
@@ -373,6 +375,14 @@ def _object_id(name: str) -> str | None:
         return None if ":" in name else check_id(name.replace("+", ":"))
     except InvalidIdError:
         return None
+
+
+def _is_there(name: str, directory_fd: int) -> bool:
+    try:
+        os.lstat(name, dir_fd=directory_fd)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _digest(object_id: str, fd: int) -> str:

@@ -74,6 +74,7 @@ def out(cluster: HandCluster, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_worker_leaves_in_the_middle_of_an_array_and_no_task_runs_twice(
     cluster: HandCluster,
 ) -> None:

@@ -39,6 +39,7 @@ def forsaken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_the_job_and_leaves_nothing(home: Home) -> None:
     process = start_stubborn(home)
     pressed_s = time.monotonic()

@@ -246,6 +246,7 @@ def demo(host: Host) -> list[str]:
     return [line for line in said.splitlines() if not line.startswith("logs: ")]
 
 
+@pytest.mark.slow
 def test_the_demo_has_the_same_result_on_two_hosts_as_on_one(cluster: Cluster) -> None:
     master = cluster.here.environ.pop("CIEL_MASTER")
     expected = demo(cluster.here)  # on its own temporary cluster

@@ -95,7 +95,7 @@ def digests(side: str, *sizes_bytes: int) -> list[str]:
 @pytest.mark.parametrize(
     "kinds",
     [
-        ("disk", "shm"),
+        pytest.param(("disk", "shm"), marks=pytest.mark.slow),
         pytest.param(("shm", "scc"), marks=pytest.mark.slow),
         pytest.param(("scc", "disk"), marks=pytest.mark.slow),
     ],

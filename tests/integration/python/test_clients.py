@@ -363,6 +363,7 @@ def test_ctrl_c_while_a_cluster_starts_or_ends_leaves_nothing(home: Home) -> Non
     home.expect_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_client_that_was_disconnected_for_too_long_raises(
     cluster: LocalCluster, forsaken: Forsaken
 ) -> None:

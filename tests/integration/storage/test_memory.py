@@ -76,6 +76,7 @@ def test_nothing_is_lost_while_servers_die_and_leave(
     assert set(lenders.servers()) == {servers[2], fourth}
 
 
+@pytest.mark.slow
 def test_a_server_that_stood_still_joins_again(
     lenders: Lenders, lasting_cluster: HandCluster
 ) -> None:
