@@ -66,7 +66,7 @@ Variables = Mapping[str, str]
 
 
 class Place(NamedTuple):
-    """Where the heap of a program lies: the variables that say so, and its name in results."""
+    """A place for the heap of a program: the variables that choose it, and its name in results."""
 
     name: str
     variables: Variables

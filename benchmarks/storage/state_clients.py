@@ -62,7 +62,7 @@ _SCATTER: Final = 7919
 
 
 class Served(NamedTuple):
-    """A base: its URL, the key of its clients, and its process, 0 if it has none of its own."""
+    """A base: its URL, the key of its clients, and its process; 0 if it runs in the client."""
 
     url: str
     key: Key | None = None
@@ -70,7 +70,7 @@ class Served(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One measurement. CPU times are those of an operation, in a client and in the server."""
+    """One measurement. The CPU times are of one operation, in a client and in the server."""
 
     per_s: float
     mean_us: float
@@ -170,7 +170,7 @@ def zipf_keys(seed: int) -> Iterator[str]:
 
 
 class _Given(NamedTuple):
-    """What the processes of a pool inherit, since a key cannot be sent to them."""
+    """The processes of a pool inherit this, since a key cannot be sent to them."""
 
     served: Served
     party: _Party

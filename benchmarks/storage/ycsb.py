@@ -76,7 +76,7 @@ class Latency(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of a workload. CPU times are those of a request: F has three for two operations."""
+    """One run of a workload. The CPU times are of one request; F has three for two operations."""
 
     per_s: float
     client_cpu_us: float

@@ -132,7 +132,7 @@ void device_begins_change(void *unused);
  * (`io_usual_limit`), and files of at most 64 KiB and files that are not regular do not queue. */
 #define TOOL_USUAL_LIMIT UINT32_MAX
 
-/* The option for such a limit, and what it says; otherwise TOOL_USUAL_LIMIT. 0: no limit. */
+/* The option that sets such a limit. Without it the limit is TOOL_USUAL_LIMIT; 0: no limit. */
 #define TOOL_IO_OPTION                                                                             \
     {.name = "io",                                                                                 \
      .value = "N",                                                                                 \

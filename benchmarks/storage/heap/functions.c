@@ -90,7 +90,7 @@ __attribute__((noinline)) static void sweep(void)
         other[at]++;
 }
 
-/* Return the mean time of calls in us, without that of the sweeps between them. */
+/* Return the mean time of calls in us, without the time of the sweeps between them. */
 static double mean_us(void (*function)(void), int calls)
 {
     double took_s = 0;

@@ -1,4 +1,4 @@
-/* What the programs of this benchmark share: the clock, and what a program says about its memory. */
+/* The programs of this benchmark share a clock, and a function that prints their memory. */
 #ifndef REPORT_H
 #define REPORT_H
 

@@ -362,7 +362,7 @@ class KvSuite(ABC):
         with Beside(lambda: base.read([keys[0], keys[len(keys) // 2], keys[-1]])) as reads:
             for value in range(1, 1000):
                 base.apply([Update(key, b"%03d" % value) for key in keys])
-                if value >= 5 and len(reads.results) >= 2:  # else the other thread had no turn
+                if value >= 5 and len(reads.results) >= 2:  # the reader has had its turns
                     break
         seen = [tuple(found) for found in reads.results]
         assert all(len(set(found)) == 1 for found in seen)

@@ -225,8 +225,8 @@ class Run:
     def _run_each_alone(self) -> None:
         """Run each call as a separate task, since one of them has killed the program.
 
-        The results of all other calls were lost with the program, so that every call runs again,
-        except those of batches that other tasks run (ADR 67).
+        The results of all other calls were lost with the program, so every call runs again. Only
+        the batches that other tasks run do not (ADR 67).
         """
         works: list[list[WorkItem]] = []
         found: dict[tuple[int, int], tuple[WorkItem, int]] = {}

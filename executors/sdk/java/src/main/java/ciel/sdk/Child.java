@@ -7,7 +7,7 @@ import java.util.Map;
 /**
  * A task to create: its executor, the keywords of that executor, and options of all tasks.
  *
- * <p>`with` adds any keyword, also one that has no method here.
+ * <p>`with` adds any keyword, even if this class has no method for it.
  */
 public final class Child {
     private final Map<String, Object> keywords = new LinkedHashMap<>();
