@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ciel.scc.instances import ROOT, directory_name
-from ciel.scc.store import open_scc, read_options
+from ciel.scc.store import open_bridge_core, open_scc, read_options
 from ciel.storage.errors import StoreSpecError
+from ciel.storage.interface import MessageCore
 from ciel.storage.specs import Left, StoreKind, WorkerOptions, check_instance
 from ciel.storage.spill import check_spill, left_by_spill
 
@@ -23,6 +24,9 @@ class SccKind(StoreKind):
 
     def places(self, options: Mapping[str, str]) -> Sequence[str]:
         return (ROOT,)
+
+    def bridge_core(self, options: Mapping[str, str], number: int) -> MessageCore:
+        return open_bridge_core(options, number)
 
     def of_workers(self, options: Mapping[str, str], workers: int) -> WorkerOptions:
         return SharedCores(options, workers)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Collection
+import tempfile
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Self
@@ -17,6 +19,8 @@ from ciel.core.errors import CielError
 from ciel.scc.builds import Build, load
 
 ANY: Final = 0xFFFFFFFF
+CORES_MAX: Final = 64
+SEGMENT: Final = "messages"
 SLICE_US: Final = 200_000
 """A wait returns this often, so that Python can handle signals."""
 
@@ -86,6 +90,25 @@ def make_segment(fd: int, core_count: int) -> None:
         raise _error(module, code)
 
 
+def segment_core(
+    directory_fd: int, number: int, core_count: int, at_end: Callable[[], object] = lambda: None
+) -> Core:
+    """Attach as a core of the segment in a directory, which is created if it is missing.
+
+    The segment has twice as many cores as `core_count`, at most 64: bridges use the upper half.
+    Raises MpbError, OSError.
+    """
+    directory = f"/proc/self/fd/{directory_fd}"
+    place = Path(directory, SEGMENT)
+    if not place.exists():
+        with tempfile.NamedTemporaryFile(dir=directory) as made:
+            make_segment(made.fileno(), min(2 * core_count, CORES_MAX))
+            os.posix_fallocate(made.fileno(), 0, os.fstat(made.fileno()).st_size)
+            with suppress(FileExistsError):  # another process was faster
+                os.link(made.name, place)
+    return Core(place, number, at_end=at_end)
+
+
 def _memory(module: Any, base: Any, size_bytes: int, fd: int) -> Any:
     fields = {"base": base, "size_bytes": size_bytes, "fd": fd}
     return module.ffi.new("struct mpb_memory *", fields)
@@ -137,7 +160,10 @@ class Core:
         build: Build = "coherent",
         spin_count: int = 0,
         check_ms: int = 0,
+        at_end: Callable[[], object] = lambda: None,
     ) -> None:
+        """`at_end` is called once, by `close`."""
+        self._at_end = at_end
         self._module = load("mpb", build)
         self._ffi: Any = self._module.ffi
         self._lib: Any = self._module.lib
@@ -184,6 +210,7 @@ class Core:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._at_end()
 
     def __enter__(self) -> Self:
         return self

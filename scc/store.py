@@ -13,6 +13,7 @@ program that needs a file gets a sealed copy (`copies`), or writes a file that i
         cores/                        registered cores
         owner-<core>                  process id of the worker that owns the core, which locks it
         incoming/                     files that programs write
+        messages                      message-passing buffers of the cores (`messages=yes`)
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from ciel.scc.instances import (
     open_instance,
     remove_instance,
 )
+from ciel.scc.mpb import CORES_MAX as CORES_MAX_OF_MESSAGES
+from ciel.scc.mpb import segment_core
 from ciel.scc.neighbours import Neighbours
 from ciel.scc.objects import (
     OpenObjects,
@@ -72,6 +75,7 @@ from ciel.storage.fullness import Fullness
 from ciel.storage.interface import (
     MEMORY,
     Capabilities,
+    MessageCore,
     ObjectInfo,
     ObjectStore,
     Problem,
@@ -82,7 +86,9 @@ from ciel.storage.specs import check_options, parse_size
 from ciel.storage.spill import with_spill
 from ciel.storage.temporaries import Temporaries
 
-_OPTIONS = ("cores", "capacity", "block", "shards", "build", "instance", "core", "spill")
+_OPTIONS = (
+    "cores", "capacity", "block", "shards", "build", "instance", "core", "messages", "spill",
+)  # fmt: skip
 
 # Each retry means that another process deleted or replaced something meanwhile.
 _PUBLISH_TRIES = 8
@@ -98,8 +104,9 @@ def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
     Options: `cores` (how many cores may share it), `capacity` and `block` (sizes), `instance`
     (letters, digits, `_` and `-`; random by default; the store joins an existing instance), `core`
     (the number of this core; the first free one by default), `shards` (the number of locks of each
-    kind), `build` (`coherent`, `flushing` or `strict`), and `spill` (the disk store: `yes` for
-    `directory`, `no` for none, or a path).
+    kind), `build` (`coherent`, `flushing` or `strict`), `messages` (`yes`: the workers find each
+    other's objects by messages in shared memory, not by sockets), and `spill` (the disk store:
+    `yes` for `directory`, `no` for none, or a path).
     """
     return with_spill(open_cores(options), options.get("spill", "yes"), directory)
 
@@ -107,7 +114,8 @@ def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
 def open_cores(options: Mapping[str, str]) -> SccStore:
     """Open only the memory, which several processes may share as one core."""
     layout, core = read_options(options)
-    return SccStore(options.get("instance") or secrets.token_hex(8), layout, core)
+    instance = options.get("instance") or secrets.token_hex(8)
+    return SccStore(instance, layout, core, has_messages=options.get("messages") == "yes")
 
 
 def read_options(options: Mapping[str, str]) -> tuple[Layout, int | None]:
@@ -118,6 +126,8 @@ def read_options(options: Mapping[str, str]) -> tuple[Layout, int | None]:
     build = options.get("build", "coherent")
     if build not in BUILDS:
         raise StoreSpecError(f"build={build}", f"expected one of {', '.join(BUILDS)}")
+    if (messages := options.get("messages", "no")) not in ("yes", "no"):
+        raise StoreSpecError(f"messages={messages}", "expected yes or no")
     layout = Layout(
         cores=_number(options, "cores", 1, CORES_MAX, CORES),
         capacity_bytes=parse_size(options.get("capacity", str(CAPACITY_BYTES))),
@@ -125,9 +135,35 @@ def read_options(options: Mapping[str, str]) -> tuple[Layout, int | None]:
         shards=_number(options, "shards", 1, SHARDS_MAX, 0),
         build=build,
     )
+    if messages == "yes" and layout.cores > CORES_MAX_OF_MESSAGES:
+        reason = f"messages=yes is for at most {CORES_MAX_OF_MESSAGES}"
+        raise StoreSpecError(f"cores={layout.cores}", reason)
     _check_shape(layout)
     core = _number(options, "core", 0, CORES_MAX - 1, -1)  # CoreRegistration checks the upper limit
     return layout, None if core < 0 else core
+
+
+def open_bridge_core(options: Mapping[str, str], number: int) -> MessageCore:
+    """Return the core of the messages that belongs to a bridge. Bridges have numbers from 0."""
+    layout, _ = read_options(options)
+    bridges = min(layout.cores, CORES_MAX_OF_MESSAGES - layout.cores)
+    instance = options.get("instance")
+    if instance is None:
+        raise StoreSpecError("instance", "name the instance that the workers share")
+    if not 0 <= number < bridges:
+        reason = f"an image with cores={layout.cores} has room for {max(bridges, 0)}, from 0"
+        raise StoreSpecError(f"bridge {number}", reason)
+    root_fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        hold_fd = leases.hold(directory_name(instance), parent_fd=root_fd)
+    finally:
+        os.close(root_fd)
+
+    def let_go() -> None:
+        os.close(hold_fd)
+        remove_instance(instance)  # unless another process has it open
+
+    return segment_core(hold_fd, layout.cores + number, layout.cores, let_go)
 
 
 class SccStore(ObjectStore):
@@ -138,8 +174,11 @@ class SccStore(ObjectStore):
         instance: str,
         layout: Layout,
         core: int | None = None,
+        *,
+        has_messages: bool = False,
     ) -> None:
         self.instance = instance
+        self._has_messages, self._core_count = has_messages, layout.cores
         self.copies = Copies(layout.capacity_bytes // _COPIES_SHARE)
         self.readers, self._writers = OpenObjects(), OpenObjects()
         self.writes_in_place = layout.build != "strict"
@@ -296,6 +335,11 @@ class SccStore(ObjectStore):
 
     def neighbours(self) -> Neighbours:
         return self._neighbours
+
+    def message_core(self) -> MessageCore | None:
+        if not self._has_messages:
+            return None
+        return segment_core(self._hold_fd, self._registration.core, self._core_count)
 
     def gone(self) -> str:
         return leases.moved((self._temporaries.place,))

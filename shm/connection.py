@@ -44,7 +44,8 @@ class Connection(TwistedProtocol):
         self._why = ""
 
     def connectionMade(self) -> None:
-        if not is_same_user(self.transport.getHandle()):
+        handle = getattr(self.transport, "getHandle", None)  # none: memory that this user owns
+        if handle is not None and not is_same_user(handle()):
             self._why = "it belongs to another user"
             self.transport.abortConnection()
             return

@@ -22,6 +22,11 @@ def own_prefix(group: str) -> str:
     return group_prefix(group, os.geteuid(), os.readlink("/proc/self/ns/mnt"))
 
 
+def core_prefix(group: str) -> str:
+    """Return the prefix of the names of a group's daemons that are cores of the same memory."""
+    return group_prefix(group, os.geteuid(), "")
+
+
 def socket_of_worker(group: str, netloc: str) -> str:
     """Return the abstract name, without its zero byte, of the daemon of a worker of this host."""
     return own_prefix(group) + member_of_worker(netloc)

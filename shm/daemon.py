@@ -37,7 +37,7 @@ from ciel.shm.messages import (
     Response,
     Write,
 )
-from ciel.shm.peers import Peers
+from ciel.shm.peers import SERVICE, Cores, Peers
 from ciel.shm.requests import (
     AbortWrite,
     Answer,
@@ -81,15 +81,17 @@ def neighbour(
     netloc: str,
     kept: Callable[[str], object],
     turn: DiskTurn = do_not_wait,
+    cores: Cores | None = None,
 ) -> Daemon:
     """Open the daemon of a worker's store (entry point `ciel.neighbours`).
 
     The daemon calls `kept` with the id of each object that it has added to the store, so that the
-    worker retains and reports the object. `turn`: see `work.DiskTurn`.
+    worker retains and reports the object. `turn`: see `work.DiskTurn`. `cores`: the cores of the
+    store's memory, if it has messages.
     """
     return Daemon(
         reactor, store, directory, group=cluster_id, member=member_of_worker(netloc), added=kept,
-        disk_turn=turn,
+        disk_turn=turn, cores=cores,
     )  # fmt: skip
 
 
@@ -112,6 +114,7 @@ class Daemon:
         behind: ObjectStore | None = None,
         added: Callable[[str], object] = lambda object_id: None,
         disk_turn: DiskTurn = do_not_wait,
+        cores: Cores | None = None,
     ) -> None:
         self.counts = Counts()
         self._reactor = reactor
@@ -127,7 +130,9 @@ class Daemon:
         factory: Any = _Serving(self)
         self._listening = ListeningSocket(directory)
         self._acceptors = [Acceptor(reactor, self._listening.socket, factory, self._has_room)]
-        self._peers = Peers(reactor, group, member)
+        if cores is not None:
+            cores.listen(SERVICE, factory)
+        self._peers = Peers(reactor, group, member, cores)
         try:
             sock = bound(f"\0{self._peers.prefix}{member}")
             self._acceptors.append(Acceptor(reactor, sock, factory, self._has_room))

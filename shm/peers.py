@@ -1,7 +1,9 @@
 """The peers: the other daemons of the group on this host, and requests to them (CIB-12, CIB-14).
 
 The list of peers is read from the kernel whenever it is needed: a daemon is present if a socket
-listens at its abstract name. So the list is never stale, and contains no daemon that has died.
+listens at its abstract name. So the list is never stale, and contains no daemon that has died. The
+daemons of cores that share memory find each other by messages there (`Cores`), also if they have
+kernels of their own.
 
 Requests to peers are never recursive, so a peer does not forward them.
 """
@@ -10,18 +12,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory
 from twisted.python.failure import Failure
 
 from ciel.shm.connection import Connection
-from ciel.shm.credentials import own_prefix
+from ciel.shm.credentials import core_prefix, own_prefix
 from ciel.shm.errors import MessageError
 from ciel.shm.messages import TIMEOUT_MAX_MS, Code, Fail, Load, Message, Response
 from ciel.shm.requests import REQUESTS_MAX
 from ciel.storage.sharing import PeerStoreError
+
+SERVICE: Final = "shmd"
+"""The service of daemons whose stores share memory."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IN_FLIGHT_MAX: Final = REQUESTS_MAX // 2
@@ -35,19 +40,42 @@ def listed(prefix: str) -> set[str]:
         return {line.rstrip("\n").partition(mark)[2] for line in table if mark in line}
 
 
-class Peers:
-    """Sends requests to peers, over one persistent connection each. `close` ends all of them."""
+class Cores(Protocol):
+    """Connections to other cores of this store's memory, by name."""
 
-    def __init__(self, reactor: Any, group: str, member: str) -> None:
+    def introduce(self, name: str) -> None: ...
+    def names(self) -> dict[str, int]: ...
+    def listen(self, service: str, factory: Any, /) -> None: ...
+    def connect(self, number: int, service: str, factory: Any, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Peers:
+    """Sends requests to peers, over one persistent connection each. `close` ends all of them.
+
+    `Peers` sends messages to a core of the same memory, and uses a socket for any other peer.
+    """
+
+    def __init__(self, reactor: Any, group: str, member: str, cores: Cores | None = None) -> None:
         self.prefix = own_prefix(group)
         self.member = member
+        self._of_cores = core_prefix(group)
+        self._cores = cores
+        if cores is not None:
+            cores.introduce(self._of_cores + member)
         self._reactor = reactor
         self._connections: dict[str, _PeerConnection] = {}
         self._is_closed = False
 
     def names(self) -> list[str]:
         """Return the present peers."""
-        return sorted(listed(self.prefix) - {self.member})
+        return sorted((listed(self.prefix) | self._by_core().keys()) - {self.member})
+
+    def _by_core(self) -> dict[str, int]:
+        """Return the numbers of the peers that are cores of this store's memory."""
+        names = self._cores.names() if self._cores is not None else {}
+        prefix = self._of_cores
+        return {n.removeprefix(prefix): core for n, core in names.items() if n.startswith(prefix)}
 
     def ask(
         self, peer: str, name: str, timeout_s: float, *, as_file: bool = False
@@ -74,7 +102,11 @@ class Peers:
         link = self._connections.get(peer)
         if link is None:
             link = self._connections[peer] = _PeerConnection(self._reactor, peer, self._over)
-            link.connect(f"\0{self.prefix}{peer}")
+            core = self._by_core().get(peer)
+            if core is None or self._cores is None:
+                link.connect(f"\0{self.prefix}{peer}")
+            else:
+                link.connect_core(self._cores, core)
         return link.ask(name, timeout_s, as_file)
 
     def _over(self, link: _PeerConnection) -> None:
@@ -109,6 +141,9 @@ class _PeerConnection:
     def connect(self, name: str) -> None:
         factory = _PeerConnectionFactory(self)
         self._connector = self._reactor.connectUNIX(name, factory, timeout=CONNECT_TIMEOUT_S)
+
+    def connect_core(self, cores: Cores, number: int) -> None:
+        cores.connect(number, SERVICE, _PeerConnectionFactory(self))
 
     def ask(self, name: str, timeout_s: float, as_file: bool) -> Deferred[Response]:
         self._number += 1

@@ -30,6 +30,7 @@ COMMANDS = {
     "memory": ("memory.command", "volumes over the memory of other machines"),
     "kv": ("kv.command", "read and change the key-value base of the cluster"),
     "store": ("store", "show the contents and the activity of the workers' stores"),
+    "bridge": ("bridge", "join the networks of kernels that share only memory"),
     "shmd": ("shmd", "serve a block store to programs, without a worker"),
     "shmfs": ("shmfs", "show shared memory as a directory"),
     "journal": ("journal", "check and show the journal of a master"),

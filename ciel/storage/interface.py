@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError, StoreSystemError
 from ciel.storage.remote.memory import Lender
@@ -364,6 +364,45 @@ class Neighbours(Protocol):
         """Serve no more."""
 
 
+class CoreMessage(Protocol):
+    """A message that a core has started to send or to receive."""
+
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def core(self) -> int:
+        """The peer; after a receive, the sender."""
+
+    @property
+    def content(self) -> bytes:
+        """The received bytes."""
+
+
+class MessageCore(Protocol):
+    """One core of memory with message-passing buffers, see `mpb.h`. Only `bell`, `sleep` and `ring`
+    may be called in another thread. All raise `CielError`.
+    """
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def count(self) -> int:
+        """The number of cores."""
+
+    def isend(self, core: int, content: bytes) -> CoreMessage: ...
+    def irecv(self, room_bytes: int) -> CoreMessage: ...
+    def push(self) -> int: ...
+    def test(self, request: Any) -> bool:
+        """Return whether a message is over; raises its error."""
+
+    def lives(self, core: int) -> bool: ...
+    def incarnation_of(self, core: int) -> int: ...
+    def bell(self) -> int: ...
+    def sleep(self, seen: int, timeout_s: float | None = None) -> bool: ...
+    def ring(self, core: int) -> None: ...
+    def close(self) -> None: ...
+
+
 class ObjectStore(ABC):
     """Write-once objects by id."""
 
@@ -497,6 +536,12 @@ class ObjectStore(ABC):
 
     def neighbours(self) -> Neighbours | None:
         """Return the stores that share the space of this one; None if there can be none."""
+        return None
+
+    def message_core(self) -> MessageCore | None:
+        """Return this store's core, by which the processes that share its memory find each other;
+        None if they find each other by sockets. The caller closes it.
+        """
         return None
 
     def gone(self) -> str:

@@ -16,7 +16,7 @@ from ciel import plugins
 from ciel.storage.errors import StoreSpecError
 
 if TYPE_CHECKING:
-    from ciel.storage.interface import ObjectStore
+    from ciel.storage.interface import MessageCore, ObjectStore
 
 GROUP: Final = "ciel.stores"
 DEFAULT: Final = "disk"
@@ -182,6 +182,12 @@ class StoreKind:
     def places(self, options: Mapping[str, str]) -> Sequence[str]:
         """Return the directories outside of the work directory to which the store must write."""
         return ()
+
+    def bridge_core(self, options: Mapping[str, str], number: int) -> MessageCore:
+        """Return a core for a program that joins the networks of kernels which share the store's
+        memory. Each has a number from 0. The caller closes the core. Raises `StoreSpecError`.
+        """
+        raise StoreSpecError("bridge", "the memory of this store is not shared by several kernels")
 
     def of_workers(self, options: Mapping[str, str], workers: int) -> WorkerOptions:
         """Return the stores of a cluster that starts with this many workers on this host.

@@ -42,6 +42,7 @@ from ciel.storage.interface import (
     MEMORY,
     Capabilities,
     Chunk,
+    MessageCore,
     ObjectInfo,
     ObjectReader,
     ObjectStore,
@@ -601,6 +602,9 @@ class TieredStore(ObjectStore):
     def claim(self) -> None:
         self._upper.claim()
         self._lower.claim()
+
+    def message_core(self) -> MessageCore | None:
+        return self._upper.message_core()
 
     def gone(self) -> str:
         return self._upper.gone() or self._lower.gone()

@@ -46,6 +46,7 @@ from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
 from ciel.net.channels import Channels
 from ciel.net.control import ControlPeer, Owner
+from ciel.net.cores import Cores
 from ciel.net.debugging import Debugging
 from ciel.net.errors import ListenError, NetError
 from ciel.net.ticks import Ticks
@@ -454,6 +455,7 @@ class Worker:
             peer_stores: PeerStores = open_peers(
                 self._reactor, store, self._spool.store, cluster_id=cluster_id, netloc=own,
                 kept=lambda object_id: operations.uploaded(ObjectId(object_id)), turn=jobs.turn,
+                cores=self._cores_of(store),
             )  # fmt: skip
         except (plugins.PluginError, CielError, OSError) as error:
             log.error(
@@ -464,6 +466,11 @@ class Worker:
             return None
         self._closers.append(peer_stores.close)
         return peer_stores
+
+    def _cores_of(self, store: ObjectStore) -> Cores | None:
+        """Join the cores that share the memory of the store by messages, if it has these."""
+        core = store.message_core()
+        return None if core is None else self._keep(Cores(self._reactor, core))
 
     def _launching(self, ticks: Ticks, key: Key, cluster_id: str, store: ObjectStore) -> Launching:
         """Start the launcher, with the variables that programs inherit."""
