@@ -68,6 +68,7 @@ struct device_layout {
     uint32_t message_count; /* cores of the segment: the first half belongs to the store's cores */
     uint32_t kernels;       /* see enum device_kernels */
     uint32_t kernel;        /* the kernel that made the image */
+    uint64_t identity;      /* random: differs from that of any other image */
 };
 
 /* A core of the store. */
@@ -121,8 +122,9 @@ int device_lock(struct device *device, int64_t timeout_ms);
 void device_unlock(struct device *device);
 
 /* Start to make an image, and complete it. Between the calls the caller formats its parts. The caller
- * has the lock. An image that was there is lost, and processes that use it end themselves. */
-void device_begin_image(struct device *device, const struct device_layout *layout);
+ * has the lock. An image that was there is lost, and processes that use it end themselves. Fails with
+ * SYSTEM; then nothing has changed. */
+int device_begin_image(struct device *device, const struct device_layout *layout);
 void device_complete_image(struct device *device);
 
 /* --- clients of shmfs: functions for `struct shmfs_options` ---------------------------------- */

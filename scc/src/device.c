@@ -41,7 +41,8 @@ struct head {
     uint64_t magic; /* written last */
     uint64_t control_bytes, data_offset, data_bytes, message_offset, message_bytes;
     uint32_t core_count, message_count, kernels, kernel;
-    uint8_t zero[SLOTS_AT - 64];
+    uint64_t identity;
+    uint8_t zero[SLOTS_AT - 72];
 };
 
 struct slot {
@@ -96,6 +97,16 @@ static void pause_ms(long time_ms)
 {
     struct timespec time = {time_ms / 1000, time_ms % 1000 * 1000000};
     nanosleep(&time, NULL);
+}
+
+/* Draw a random number of at most 256 bytes. */
+static bool draw(void *to, size_t size_bytes)
+{
+    ssize_t count;
+    do
+        count = getrandom(to, size_bytes, 0);
+    while (count < 0 && errno == EINTR);
+    return count == (ssize_t)size_bytes;
 }
 
 static struct slot *slot_at(const struct device *device, uint32_t number)
@@ -345,6 +356,7 @@ int device_layout_of(const void *base, uint64_t size_bytes, struct device_layout
         .message_count = head->message_count,
         .kernels = head->kernels,
         .kernel = head->kernel,
+        .identity = head->identity,
     };
     const bool is_valid =
         is_within(DEVICE_HEAD_BYTES, layout->control_bytes, DEVICE_HEAD_BYTES,
@@ -358,9 +370,12 @@ int device_layout_of(const void *base, uint64_t size_bytes, struct device_layout
     return is_valid ? 0 : DEVICE_ERROR_FORMAT;
 }
 
-void device_begin_image(struct device *device, const struct device_layout *layout)
+int device_begin_image(struct device *device, const struct device_layout *layout)
 {
     struct head *head = (struct head *)device->base;
+    uint64_t identity;
+    if (!draw(&identity, sizeof identity))
+        return DEVICE_ERROR_SYSTEM;
     port_publish64(&device->port, &head->magic, MAKING);
     for (uint32_t i = 0; i < LOCK_AT; i++)
         memset(slot_at(device, i), 0, SLOT_BYTES);
@@ -374,9 +389,11 @@ void device_begin_image(struct device *device, const struct device_layout *layou
     head->message_count = layout->message_count;
     head->kernels = layout->kernels;
     head->kernel = device->kernel;
+    head->identity = identity;
     memset(head->zero, 0, sizeof head->zero);
     memset(device->base + layout->control_offset, 0, layout->control_bytes);
     port_flush(&device->port, device->base, layout->data_offset);
+    return 0;
 }
 
 void device_complete_image(struct device *device)
@@ -415,7 +432,7 @@ int device_attach(struct device **out, void *storage, size_t storage_bytes, void
     port_open(&device->port, NULL, (struct port_range){base, size_bytes},
               (struct port_range){NULL, 0}, 0);
     while (!device->own)
-        if (getrandom(&device->own, sizeof device->own, 0) < 0 && errno != EINTR)
+        if (!draw(&device->own, sizeof device->own))
             return DEVICE_ERROR_SYSTEM;
     atomic_store(&device->beat_ms, now_ms());
     pthread_mutex_init(&device->mutex, NULL);

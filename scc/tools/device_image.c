@@ -125,8 +125,8 @@ static bool make(struct tool *tool, struct tool_image *image, struct shmfs_geome
     }
     uint8_t *base = image->device_base;
     use(image, layout);
-    device_begin_image(tool->device, layout);
-    int error = shmfs_format(&image->memory, geometry);
+    int error = device_begin_image(tool->device, layout) ? SHMFS_ERROR_SYSTEM
+                                                         : shmfs_format(&image->memory, geometry);
     if (!error) {
         const struct mpb_memory messages = {base + layout->message_offset, layout->message_bytes,
                                             -1};
