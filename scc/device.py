@@ -5,7 +5,7 @@
         core = device.message_core(3)
 
 A thread in C counts the heartbeats of this process, so the interpreter's lock delays none. A child
-of fork must open the device again. Errors are `StorageError`; those of messages are `MpbError`.
+of fork must open the device again. Errors are `StorageError`; errors of messages are `MpbError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Instances of the store `scc`: a directory under `/dev/shm` with a lease, and its image.
 
-If the image lies in a file elsewhere, the directory has a link `image` to it. Each kernel has such a
-directory for itself, whose name is derived from the file.
+If the image lies in a file elsewhere, the directory has a link `image` to it. Each kernel has its own
+directory for the file, and derives the name from the file.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def _made(device: Device, layout: Layout, file: ImageFile) -> Kernels:
         raise StoreSpecError(
             str(file.path),
             "the image was made for one kernel, and this is another one, or the host has "
-            "restarted; replace it: shminit --force, with --kernels shared if only this kernel uses "
-            "it",
+            "restarted; replace the image: shminit --force, with --kernels shared if only this "
+            "kernel uses it",
         )
     return kernels
 

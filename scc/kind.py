@@ -38,7 +38,7 @@ class CoresInFile(WorkerOptions):
 
     def left(self, number: int, names: Sequence[str]) -> Iterator[Left]:
         if number == 0:
-            with suppress(StorageError):  # without the file there is no instance
+            with suppress(StorageError):  # no file, no instance
                 name = directory_name(instance_of(self.given["path"]))
                 yield Left(str(Path(ROOT, name)), is_leased=True)
         yield from left_by_spill(self.given)

@@ -129,7 +129,7 @@ class Request:
 class Segment(Protocol):
     """A segment in memory that other kernels may map: no lock shows which cores are alive.
 
-    `claim` makes this process the only one that may attach as a core, or raises MpbError.
+    `claim` lets no other process attach as a core, or raises MpbError.
     `attached` and `release` follow attaching and detaching. `liveness` returns the addresses of a
     function for `struct mpb_options` and of its argument.
     """

@@ -3,7 +3,7 @@
 A core's objects are named `<core>.<incarnation>:<id>`. An incarnation is one life of a core: the
 time from the first to the last process that has the core open. When an incarnation has ended, the
 next process that finds out removes its names. `by_locks` serves the processes of one kernel, and
-`by_heartbeats` those of several kernels.
+`by_heartbeats` the processes of several kernels.
 """
 
 from __future__ import annotations

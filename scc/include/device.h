@@ -55,8 +55,8 @@ enum device_error {
     DEVICE_ERROR_SYSTEM = -6,    /* a system call failed; see `errno` */
 };
 
-/* Which kernels use an image. With DEVICE_SHARED one kernel does: the clients of shmfs show by locks
- * on the file that they live, as in an image of two files. */
+/* The kernels that use an image. With DEVICE_SHARED it is one kernel: locks on the file show that
+ * clients of shmfs live, as in an image of two files. */
 enum device_kernels { DEVICE_SHARED = 1, DEVICE_SEPARATE = 2 };
 
 /* The parts of an image. All offsets are multiples of a page. */
@@ -68,7 +68,7 @@ struct device_layout {
     uint32_t message_count; /* cores of the segment: the first half belongs to the store's cores */
     uint32_t kernels;       /* see enum device_kernels */
     uint32_t kernel;        /* the kernel that made the image */
-    uint64_t identity;      /* random: differs from that of any other image */
+    uint64_t identity;      /* random; no other image has the same */
 };
 
 /* A core of the store. */

@@ -67,7 +67,7 @@ _Static_assert(sizeof(struct core) == CORE_BYTES, "no padding");
 _Static_assert(SLOTS_AT + SLOT_COUNT * SLOT_BYTES <= CORES_AT, "the table follows the slots");
 _Static_assert(DEVICE_HEAD_BYTES % PAGE_BYTES == 0, "the control data begins at a page");
 
-/* What the thread of the heartbeats has observed of a slot. */
+/* Observations of a slot by the thread of the heartbeats. */
 struct observed {
     uint32_t beat;
     _Atomic uint32_t owner;
@@ -206,7 +206,7 @@ void device_await_verdict(struct device *device)
         pause_ms(BEAT_MS);
 }
 
-/* The thread of the heartbeats may notice later than this one that time has passed. */
+/* The calling thread may notice earlier than the thread of the heartbeats that time has passed. */
 void device_begins_change(void *device)
 {
     device_await_verdict(device);
@@ -238,7 +238,7 @@ bool device_lives(void *argument, uint32_t client, uint32_t generation)
            lives(device, client, port_register_load(&slot_at(device, client)->owner), true);
 }
 
-/* Make this process the owner of a slot, or return false if another one that is alive owns it. */
+/* Make this process the owner of a slot, or return false if a live process owns it. */
 static bool take(struct device *device, uint32_t number, bool waits)
 {
     struct slot *slot = slot_at(device, number);

@@ -1,5 +1,5 @@
 """Stores of several kernels share an image in one file. A number stands for each kernel: its
-processes have their own directory, and share only the file with the other one.
+processes have their own directory, and share only the file with the other kernel.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 
 
 class SeparateRules(StoreSuite):
-    """Each store of the suite runs under a kernel of its own."""
+    """Each store of the suite has its own number of a kernel."""
 
     build = "coherent"
 
