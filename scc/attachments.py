@@ -1,9 +1,11 @@
 """Opens files of an image in programs of tasks and in clients, which read and write them in place.
 
-A worker names a file of its image by a place: `image:BUILD:BOOT:DEVICE:INODE:INSTANCE/NAME`. The
-process attaches to the image as one more client, and its handle keeps the content even if the
-worker ends. If the process dies, other clients free its handles (POOL-1, POOL-4). Other cores see a
-file that the process writes once it has committed the file (POOL-3).
+A worker names a file of its image by a place: `image:BUILD:BOOT:DEVICE:INODE:INSTANCE/NAME`. If the
+image lies in a file elsewhere, a link in the directory of the instance leads there
+(`instances.LINK`); a place never contains a path. The process attaches to the image as one more
+client, and its handle keeps the content even if the worker ends. If the process dies, other clients
+free its handles (POOL-1, POOL-4). Other cores see a file that the process writes once it has
+committed the file (POOL-3).
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from ciel.scc.builds import BUILDS, Build
-from ciel.scc.instances import LOCK_TIMEOUT_MS, ROOT, directory_name
+from ciel.scc.device import Device
+from ciel.scc.instances import LINK, LOCK_TIMEOUT_MS, ROOT, directory_name
 from ciel.scc.shmfs import File, Image
 from ciel.storage.errors import StorageError
 
@@ -106,18 +109,39 @@ def _attached(place: str, found: _Place) -> Image:
             is_here = False
         if not is_here:
             raise NoPlaceError(place, "its image is not on this host")
-        control, data = (_path(found.instance, part) for part in ("control", "data"))
-        if control.stat().st_uid != os.geteuid():
+        if not _is_ours(found.instance):
             raise NoPlaceError(place, "its image belongs to another user")
-        image = Image.open(control, data, build=found.build, lock_timeout_ms=LOCK_TIMEOUT_MS)
+        image = _opened(found)
         _images[key] = image
         return image
 
 
+def _is_ours(instance: str) -> bool:
+    """Return whether this user created the instance. The memory of a device belongs to root."""
+    link, owner = _path(instance, LINK), _file(instance).stat().st_uid
+    if not link.is_symlink():
+        return owner == os.geteuid()
+    return owner in (os.geteuid(), 0) and link.lstat().st_uid == os.geteuid()
+
+
+def _opened(found: _Place) -> Image:
+    if _path(found.instance, LINK).is_symlink():
+        device = Device(_file(found.instance), build=found.build)
+        return Image.on(device, build=found.build, lock_timeout_ms=LOCK_TIMEOUT_MS)
+    control, data = (_path(found.instance, part) for part in ("control", "data"))
+    return Image.open(control, data, build=found.build, lock_timeout_ms=LOCK_TIMEOUT_MS)
+
+
 def _identity(instance: str) -> str:
     """Return the boot id, device and inode, which differ for each image, also on other hosts."""
-    status = _path(instance, "control").stat()
+    status = _file(instance).stat()
     return f"{_boot()}:{status.st_dev}:{status.st_ino}"
+
+
+def _file(instance: str) -> Path:
+    """Return the file that identifies an image: the one of control data, or the only one."""
+    link = _path(instance, LINK)
+    return link.readlink() if link.is_symlink() else _path(instance, "control")
 
 
 def _path(instance: str, part: str) -> Path:

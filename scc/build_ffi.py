@@ -27,12 +27,13 @@ PARTS = {
     ),
     "mpb": ("port", "mpb", "mpb_pieces", "rcce"),
     "ring": ("port", "ring"),
+    "device": ("port", "device"),
 }  # fmt: skip
 # The C sources that each build adds to those of a part. `coherent`: the hardware keeps caches
 # coherent. `flushing`: the code writes back and drops cache lines, for memory that several hosts
 # map. `strict`: for tests; it simulates a core with an incoherent cache.
 BUILDS = {"coherent": (), "flushing": ("flushing",), "strict": ("strict",)}
-COHERENT_ONLY = {"ring"}
+WITHOUT = {"ring": ("flushing", "strict"), "device": ("strict",)}
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
 
 
@@ -98,7 +99,7 @@ def builds_by_name() -> dict[str, tuple[str, str]]:
     """Return the part and the build of each module, by its name."""
     found = {}
     for part in PARTS:
-        for build in BUILDS if part not in COHERENT_ONLY else ("coherent",):
+        for build in (build for build in BUILDS if build not in WITHOUT.get(part, ())):
             found[f"_{part}" if build == "coherent" else f"_{part}_{build}"] = (part, build)
     return found
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from ciel.scc.instances import ROOT, directory_name
+from ciel.scc.instances import ROOT, directory_name, instance_of
 from ciel.scc.store import open_bridge_core, open_scc, read_options
-from ciel.storage.errors import StoreSpecError
+from ciel.storage.errors import StorageError, StoreSpecError
 from ciel.storage.interface import MessageCore
 from ciel.storage.specs import Left, StoreKind, WorkerOptions, check_instance
 from ciel.storage.spill import check_spill, left_by_spill
@@ -29,7 +30,22 @@ class SccKind(StoreKind):
         return open_bridge_core(options, number)
 
     def of_workers(self, options: Mapping[str, str], workers: int) -> WorkerOptions:
+        if "path" in options:
+            return CoresInFile(options)
         return SharedCores(options, workers)
+
+
+class CoresInFile(WorkerOptions):
+    """The options of workers whose image lies in a file: each takes the first free core, because
+    workers of other clusters and kernels may have cores, too.
+    """
+
+    def left(self, number: int, names: Sequence[str]) -> Iterator[Left]:
+        if number == 0:
+            with suppress(StorageError):  # no file, no instance
+                name = directory_name(instance_of(self.given["path"]))
+                yield Left(str(Path(ROOT, name)), is_leased=True)
+        yield from left_by_spill(self.given)
 
 
 class SharedCores(WorkerOptions):

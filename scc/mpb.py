@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from ciel.core.errors import CielError
 from ciel.scc.builds import Build, load
@@ -149,12 +149,29 @@ class Request:
         return bytes(memoryview(self._room)[: self._raw.size_bytes])
 
 
+class Segment(Protocol):
+    """A segment in memory that other kernels may map: no lock shows which cores are alive.
+
+    `claim` lets no other process attach as a core, or raises MpbError.
+    `attached` and `release` follow attaching and detaching. `liveness` returns the addresses of a
+    function for `struct mpb_options` and of its argument.
+    """
+
+    memory: memoryview
+    sleep_max_us: int
+
+    def claim(self, core: int) -> None: ...
+    def attached(self, core: int) -> None: ...
+    def release(self, core: int) -> None: ...
+    def liveness(self) -> tuple[int, int]: ...
+
+
 class Core:
     """One core of a segment. Raises MpbError, and OSError if the file cannot be used."""
 
     def __init__(
         self,
-        segment: int | Path,
+        segment: int | Path | Segment,
         number: int,
         *,
         build: Build = "coherent",
@@ -167,26 +184,45 @@ class Core:
         self._module = load("mpb", build)
         self._ffi: Any = self._module.ffi
         self._lib: Any = self._module.lib
-        # Open the file again: the lock that shows that this core is alive belongs to the new file
-        # description.
-        place = f"/proc/self/fd/{segment}" if isinstance(segment, int) else segment
-        self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
         self._raw: Any = None
         self._pending: set[Request] = set()
+        self._fd = -1
+        self._claimed: tuple[Segment, int] | None = None
+        how = {"spin_count": spin_count, "check_ms": check_ms}
         try:
-            self._mapping = mmap.mmap(self._fd, 0)
-            self._base = self._ffi.from_buffer(self._mapping)
-            self._attach(number, spin_count, check_ms)
+            if isinstance(segment, int | Path):
+                # Open the file again: the lock that shows that this core is alive belongs to the
+                # new file description.
+                place = f"/proc/self/fd/{segment}" if isinstance(segment, int) else segment
+                self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+                self._mapping = mmap.mmap(self._fd, 0)
+                self._base = self._ffi.from_buffer(self._mapping)
+                self._attach(number, how)
+            else:
+                segment.claim(number)
+                self._claimed = segment, number
+                self._base = self._ffi.from_buffer(segment.memory)
+                self._attach(number, how | self._liveness(segment))
+                segment.attached(number)
         except BaseException:
             self.close()
             raise
 
-    def _attach(self, number: int, spin_count: int, check_ms: int) -> None:
+    def _liveness(self, segment: Segment) -> dict[str, Any]:
+        """Return the options by which other cores of a segment live."""
+        types = dict(self._ffi.typeof("struct mpb_options").fields)
+        function, argument = segment.liveness()
+        return {
+            "is_alive": self._ffi.cast(types["is_alive"].type, function),
+            "is_alive_argument": self._ffi.cast("void *", argument),
+            "sleep_max_us": segment.sleep_max_us,
+        }
+
+    def _attach(self, number: int, how: dict[str, Any]) -> None:
         size_bytes = self._lib.mpb_size()
         self._storage = self._ffi.new("char[]", size_bytes + 64)
         start = self._storage + -int(self._ffi.cast("uintptr_t", self._storage)) % 64
-        memory = _memory(self._module, self._base, len(self._mapping), self._fd)
-        how = {"spin_count": spin_count, "check_ms": check_ms}
+        memory = _memory(self._module, self._base, len(self._base), self._fd)
         options = self._ffi.new("struct mpb_options *", how)
         found = self._ffi.new("struct mpb **")
         self._checked(self._lib.mpb_attach(found, start, size_bytes, memory, number, options))
@@ -207,6 +243,9 @@ class Core:
             self._ffi.release(self._base)
         if hasattr(self, "_mapping"):
             self._mapping.close()
+        claimed, self._claimed = self._claimed, None
+        if claimed is not None:
+            claimed[0].release(claimed[1])
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

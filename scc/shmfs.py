@@ -6,10 +6,10 @@
             file.commit()
         view = image.open_file("4f2a:out:0").view()
 
-An image consists of two files, one of control data and one of blocks, which every process maps. The
-rules of the header apply: several threads may use one `Image`, only one thread at a time may use a
-`File`, and a child of fork must open its own image. Errors are `ShmfsError`; `ShmfsError.reason` is
-the name in the header, such as `NOT_FOUND`.
+An image consists of two files, one of control data and one of blocks, or it lies in one file
+(`device`); every process maps it. The rules of the header apply: several threads may use one
+`Image`, only one thread at a time may use a `File`, and a child of fork must open its own image.
+Errors are `ShmfsError`; `ShmfsError.reason` is the name in the header, such as `NOT_FOUND`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ciel.scc.builds import Build, load
+from ciel.scc.device import Device, Kernels, Layout
 from ciel.scc.images import map_runs, reserve_whole, unmap
 from ciel.scc.shapes import Geometry, ImageProblem, Info, ShmfsError
 from ciel.storage.errors import StoreClosedError, StoreSystemError
@@ -35,6 +36,7 @@ _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MODE = 0o600
 _MAGIC_BYTES = 8
 _PROBLEMS_MAX = 100
+_SEPARATE = 2  # as `DEVICE_SEPARATE`
 
 _attached: weakref.WeakSet[Image] = weakref.WeakSet()
 
@@ -56,14 +58,14 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 class Image:
     """One client of an image. Files that are open stay usable after `close`."""
 
-    def __init__(self, control_fd: int, data_fd: int, build: Build, lock_timeout_ms: int) -> None:
-        """Attach to the image of these descriptors, which the object closes later."""
+    def __init__(self, files: tuple[int, int] | Device, build: Build, lock_timeout_ms: int) -> None:
+        """Attach to an image in these descriptors or in a device, which `close` closes, too."""
         module = load("shmfs", build)
         self.build = build
         self._ffi, self._lib = module.ffi, module.lib
-        self._fds = (control_fd, data_fd)
+        self._files = files
         # Holds the lock that shows that this client lives. It is a separate descriptor: `mmap`
-        # keeps duplicates of `_fds`, which would keep the lock after the image is closed.
+        # keeps duplicates of `_files`, which would keep the lock after the image is closed.
         self._liveness_fd = -1
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a file may be collected, and closed, within any call
@@ -115,14 +117,48 @@ class Image:
             os.close(control_fd)
             os.close(data_fd)
             raise
-        return cls(control_fd, data_fd, build, lock_timeout_ms)
+        return cls((control_fd, data_fd), build, lock_timeout_ms)
+
+    @classmethod
+    def on(cls, device: Device, *, build: Build = "coherent", lock_timeout_ms: int = 0) -> Image:
+        """Attach to the image in a device, which the object closes later."""
+        return cls(device, build, lock_timeout_ms)
+
+    @staticmethod
+    def make_on(
+        device: Device, geometry: Geometry, *, build: Build, cores: int, kernels: Kernels
+    ) -> None:
+        """Create an image in a device, under `device.alone`."""
+        module = load("shmfs", build)
+        shape, sizes = _sizes(module, geometry)
+        planned, layout = device.plan(*sizes, cores, kernels)
+        device.begin_image(planned)
+        _check_made(module, module.lib.shmfs_format(
+            _Memory.of_device(device, layout, module.ffi).described, shape
+        ))  # fmt: skip
+        messages = load("mpb", build)
+        base = messages.ffi.from_buffer(device.part(layout.message_offset, layout.message_bytes))
+        memory = messages.ffi.new("struct mpb_memory *", (base, layout.message_bytes, -1))
+        if messages.lib.mpb_format(memory, layout.message_count) < 0:
+            raise StoreSystemError("format a segment of messages", errno.EINVAL)
+        device.complete_image()
 
     def _attach(self, lock_timeout_ms: int) -> None:
         ffi, lib = self._ffi, self._lib
-        self._memory = _Memory(self._fds, ffi)
-        self._liveness_fd = os.open(f"/proc/self/fd/{self._fds[0]}", os.O_RDWR | os.O_CLOEXEC)
-        self._memory.described.control_fd = self._liveness_fd
         options = ffi.new("struct shmfs_options *", {"lock_timeout_ms": lock_timeout_ms})
+        if isinstance(self._files, Device):
+            layout = self._files.layout()
+            if layout is None:
+                raise _no_image(self._files.path)
+            self._memory = _Memory.of_device(self._files, layout, ffi)
+            if layout.kernels == _SEPARATE:
+                self._live_by_heartbeats(self._files, options)
+        else:
+            self._memory = _Memory.of_files(self._files, ffi)
+        if not options.claim:
+            place = f"/proc/self/fd/{self._memory.control_fd}"
+            self._liveness_fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        self._memory.described.control_fd = self._liveness_fd
         size_bytes = lib.shmfs_size()
         storage = ffi.new("uint8_t[]", size_bytes + 64)
         start = ffi.cast("uint8_t *", -(-int(ffi.cast("uintptr_t", storage)) // 64) * 64)
@@ -133,6 +169,13 @@ class Image:
         self._storage = storage
         self._fs = found[0]
         _attached.add(self)
+
+    def _live_by_heartbeats(self, device: Device, options: Any) -> None:
+        types = dict(self._ffi.typeof("struct shmfs_options").fields)
+        options.is_alive_argument = self._ffi.cast("void *", device.address)
+        for field in ("is_alive", "claim", "begins_change"):
+            name = "device_lives" if field == "is_alive" else f"device_{field}"
+            setattr(options, field, self._ffi.cast(types[field].type, device.function(name)))
 
     def close(self) -> None:
         """Detach once the last open file is closed."""
@@ -317,11 +360,14 @@ class Image:
         if self._pid == os.getpid() and self._fs is not None:
             self._lib.shmfs_detach(self._fs)
         self._fs = self._memory = None  # type: ignore[assignment]  # no later access
-        for fd in (*self._fds, self._liveness_fd):
+        files, self._files = self._files, (-1, -1)  # a second call closes nothing
+        if isinstance(files, Device):
+            files.close()
+            files = (-1, -1)
+        for fd in (*files, self._liveness_fd):
             if fd >= 0:
                 os.close(fd)
         self._liveness_fd = -1
-        self._fds = ()  # type: ignore[assignment]  # a second call closes nothing
 
     def _open_fs(self) -> Any:
         if self._is_closed:
@@ -427,7 +473,7 @@ class File:
         if len(runs) == 1:
             start, _ = runs[0]
             return memoryview(image._memory.data)[start : start + size_bytes]
-        ffi, mapped = image._ffi, map_runs(image._fds[1], runs, writable=True)
+        ffi, mapped = image._ffi, image._memory.map(runs, writable=True)
         pinned = ffi.gc(ffi.cast("char *", mapped), lambda _: unmap(mapped, size_bytes))
         return memoryview(ffi.buffer(pinned, size_bytes))
 
@@ -452,7 +498,7 @@ class File:
             start = ffi.cast("char *", image._memory.described.data) + runs[0][0]
             pinned = ffi.gc(start, lambda _: self._release_user())
         else:
-            mapped = map_runs(image._fds[1], runs)
+            mapped = image._memory.map(runs)
 
             def end(_: Any) -> None:
                 unmap(mapped, size_bytes)
@@ -479,7 +525,7 @@ class File:
         image, before = self._image, offset_bytes % mmap.PAGESIZE
         room_bytes = size_bytes + before
         runs = self.runs(room_bytes, offset_bytes - before)
-        address = map_runs(image._fds[1], runs, writable=writable, private=private)
+        address = image._memory.map(runs, writable=writable, private=private)
 
         def end(_: Any) -> None:
             unmap(address, room_bytes)
@@ -534,7 +580,8 @@ class Growth:
     """The addresses by which code in C extends a file and finds its blocks.
 
     `reserve` and `place` are functions of `shmfs.h`, `fs` and `handle` their first arguments; the
-    code uses a copy of the handle. `fileno` returns a descriptor of the blocks.
+    code uses a copy of the handle. `fileno` returns a descriptor of the file that has the blocks
+    from `first_bytes` on.
     """
 
     def __init__(self, file: File) -> None:
@@ -546,9 +593,10 @@ class Growth:
         )
         self.fs, self.handle = (int(ffi.cast("uintptr_t", each)) for each in file._open())
         self.handle_bytes = int(ffi.sizeof("struct shmfs_handle"))
+        self.first_bytes = file._image._memory.first_bytes
 
     def fileno(self) -> int:
-        return self._file._image._fds[1]
+        return self._file._image._memory.data_fd
 
     def __del__(self) -> None:
         if hasattr(self, "handle_bytes"):
@@ -556,19 +604,61 @@ class Growth:
 
 
 class _Memory:
-    """Both files, mapped, and their description for C."""
+    """The parts of an image, mapped, and their description for C. The blocks begin at `first_bytes`
+    in the file of `data_fd`.
+    """
 
-    def __init__(self, fds: tuple[int, int], ffi: Any) -> None:
-        try:
-            self.control, self.data = (mmap.mmap(fd, 0) for fd in fds)
-        except (OSError, ValueError) as error:  # ValueError: empty file
-            number = error.errno if isinstance(error, OSError) else None
-            raise StoreSystemError("map an image", number or errno.ENODATA) from error
+    def __init__(
+        self, ffi: Any, control: Any, data: Any, fds: tuple[int, int], first_bytes: int = 0
+    ) -> None:
+        self.control, self.data = control, data
+        self.control_fd, self.data_fd = fds
+        self.first_bytes = first_bytes
         self._pointers = ffi.from_buffer(self.control), ffi.from_buffer(self.data)
         self.described = ffi.new("struct shmfs_memory *", {
             "control": self._pointers[0], "control_bytes": len(self.control),
-            "data": self._pointers[1], "data_bytes": len(self.data), "control_fd": fds[0],
+            "data": self._pointers[1], "data_bytes": len(self.data), "control_fd": self.control_fd,
         })  # fmt: skip
+
+    @classmethod
+    def of_files(cls, fds: tuple[int, int], ffi: Any) -> _Memory:
+        """Map both files."""
+        try:
+            control, data = (mmap.mmap(fd, 0) for fd in fds)
+        except (OSError, ValueError) as error:  # ValueError: empty file
+            number = error.errno if isinstance(error, OSError) else None
+            raise StoreSystemError("map an image", number or errno.ENODATA) from error
+        return cls(ffi, control, data, fds)
+
+    @classmethod
+    def of_device(cls, device: Device, layout: Layout, ffi: Any) -> _Memory:
+        """Use the parts of a device."""
+        control = device.part(layout.control_offset, layout.control_bytes)
+        data = device.part(layout.data_offset, layout.data_bytes)
+        return cls(ffi, control, data, (device.fd, device.fd), layout.data_offset)
+
+    def map(
+        self, runs: list[tuple[int, int]], *, writable: bool = False, private: bool = False
+    ) -> int:
+        """Map runs of blocks contiguously; see `map_runs`."""
+        placed = [(self.first_bytes + offset, length) for offset, length in runs]
+        return map_runs(self.data_fd, placed, writable=writable, private=private)
+
+
+def _sizes(module: Any, geometry: Geometry) -> tuple[Any, tuple[int, int]]:
+    """Return a geometry for C, and the sizes of both parts."""
+    shape = module.ffi.new("struct shmfs_geometry *", geometry._asdict())
+    sizes = module.ffi.new("uint64_t[2]")
+    _check_made(module, module.lib.shmfs_sizes(shape, sizes, sizes + 1))
+    return shape, (sizes[0], sizes[1])
+
+
+def _check_made(module: Any, result: int) -> None:
+    if result < 0:
+        ffi = module.ffi
+        reason = ffi.typeof("enum shmfs_error").elements.get(result, str(result))
+        text = ffi.string(module.lib.shmfs_error_text(result)).decode()
+        raise ShmfsError("format", reason.removeprefix("SHMFS_ERROR_"), text)
 
 
 def _make(control_fd: int, data_fd: int, geometry: Geometry, build: Build) -> None:
@@ -576,23 +666,15 @@ def _make(control_fd: int, data_fd: int, geometry: Geometry, build: Build) -> No
     because the magic number is written last.
     """
     module = load("shmfs", build)
-    ffi, lib = module.ffi, module.lib
     fcntl.flock(control_fd, fcntl.LOCK_EX)
     try:
         if any(os.pread(control_fd, _MAGIC_BYTES, 0)):
             return
-        shape = ffi.new("struct shmfs_geometry *", geometry._asdict())
-        sizes = ffi.new("uint64_t[2]")
-        result = lib.shmfs_sizes(shape, sizes, sizes + 1)
-        if result == 0:
-            reserve_whole(control_fd, sizes[0])
-            reserve_whole(data_fd, sizes[1])
-            memory = _Memory((control_fd, data_fd), ffi)
-            result = lib.shmfs_format(memory.described, shape)
-        if result < 0:
-            reason = ffi.typeof("enum shmfs_error").elements.get(result, str(result))
-            text = ffi.string(lib.shmfs_error_text(result)).decode()
-            raise ShmfsError("format", reason.removeprefix("SHMFS_ERROR_"), text)
+        shape, sizes = _sizes(module, geometry)
+        reserve_whole(control_fd, sizes[0])
+        reserve_whole(data_fd, sizes[1])
+        memory = _Memory.of_files((control_fd, data_fd), module.ffi)
+        _check_made(module, module.lib.shmfs_format(memory.described, shape))
     finally:
         fcntl.flock(control_fd, fcntl.LOCK_UN)
 

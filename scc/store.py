@@ -10,7 +10,8 @@ program that needs a file gets a sealed copy (`copies`), or writes a file that i
 
     /dev/shm/ciel-scc-<instance>/     exists while a process holds a lease on it (`leases`)
         control, data                 the image
-        cores/                        registered cores
+        image                         instead of these: a link to the file of the image (`path`)
+        cores/                        registered cores, unless the image has them
         owner-<core>                  process id of the worker that owns the core, which locks it
         incoming/                     files that programs write
         messages                      message-passing buffers of the cores (`messages=yes`)
@@ -25,12 +26,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 from ciel.core.ids import check_id
 from ciel.scc.attachments import place_of
 from ciel.scc.builds import BUILDS
 from ciel.scc.copies import Copies
-from ciel.scc.core_registration import CoreRegistration
+from ciel.scc.cores.by_heartbeats import HeartbeatRegistration
+from ciel.scc.cores.by_locks import LockRegistration
+from ciel.scc.cores.registration import OF_A_CORE, CoreRegistration
+from ciel.scc.device import KERNELS, Device, Kernels
 from ciel.scc.fifos import Fifos
 from ciel.scc.instances import (
     BLOCK_BYTES,
@@ -42,8 +47,11 @@ from ciel.scc.instances import (
     CORES_MAX,
     ROOT,
     SHARDS_MAX,
+    ImageFile,
     Layout,
     directory_name,
+    instance_of,
+    open_in_file,
     open_instance,
     remove_instance,
 )
@@ -88,6 +96,7 @@ from ciel.storage.temporaries import Temporaries
 
 _OPTIONS = (
     "cores", "capacity", "block", "shards", "build", "instance", "core", "messages", "spill",
+    "path", "kernels",
 )  # fmt: skip
 
 # Each retry means that another process deleted or replaced something meanwhile.
@@ -106,16 +115,25 @@ def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
     (the number of this core; the first free one by default), `shards` (the number of locks of each
     kind), `build` (`coherent`, `flushing` or `strict`), `messages` (`yes`: the workers find each
     other's objects by messages in shared memory, not by sockets), and `spill` (the disk store:
-    `yes` for `directory`, `no` for none, or a path).
+    `yes` for `directory`, `no` for none, or a path). `path`: the file of the image, such as the
+    memory of a device, instead of `instance`. `kernels`: `separate` if several kernels map the
+    file; they always use messages.
     """
     return with_spill(open_cores(options), options.get("spill", "yes"), directory)
 
 
-def open_cores(options: Mapping[str, str]) -> SccStore:
-    """Open only the memory, which several processes may share as one core."""
+def open_cores(options: Mapping[str, str], *, kernel: int = 0) -> SccStore:
+    """Open only the memory, which several processes may share as one core. `kernel`: a number that
+    stands for this kernel, in tests; 0: its boot id.
+    """
     layout, core = read_options(options)
-    instance = options.get("instance") or secrets.token_hex(8)
-    return SccStore(instance, layout, core, has_messages=options.get("messages") == "yes")
+    has_messages = options.get("messages") == "yes"
+    if (path := options.get("path")) is None:
+        instance = options.get("instance") or secrets.token_hex(8)
+        return SccStore(instance, layout, core, has_messages=has_messages)
+    kernels = cast(Kernels | None, options.get("kernels"))
+    file = ImageFile(Path(path), kernels, frozenset(options), kernel)
+    return SccStore(instance_of(path, kernel), layout, core, file, has_messages=has_messages)
 
 
 def read_options(options: Mapping[str, str]) -> tuple[Layout, int | None]:
@@ -123,6 +141,7 @@ def read_options(options: Mapping[str, str]) -> tuple[Layout, int | None]:
     `StoreSpecError`.
     """
     check_options("scc", options, _OPTIONS)
+    _check_path(options)
     build = options.get("build", "coherent")
     if build not in BUILDS:
         raise StoreSpecError(f"build={build}", f"expected one of {', '.join(BUILDS)}")
@@ -139,20 +158,23 @@ def read_options(options: Mapping[str, str]) -> tuple[Layout, int | None]:
         reason = f"messages=yes is for at most {CORES_MAX_OF_MESSAGES}"
         raise StoreSpecError(f"cores={layout.cores}", reason)
     _check_shape(layout)
-    core = _number(options, "core", 0, CORES_MAX - 1, -1)  # CoreRegistration checks the upper limit
+    core = _number(options, "core", 0, CORES_MAX - 1, -1)  # the registration checks the upper limit
     return layout, None if core < 0 else core
 
 
 def open_bridge_core(options: Mapping[str, str], number: int) -> MessageCore:
     """Return the core of the messages that belongs to a bridge. Bridges have numbers from 0."""
     layout, _ = read_options(options)
-    bridges = min(layout.cores, CORES_MAX_OF_MESSAGES - layout.cores)
+    if (path := options.get("path")) is not None:
+        with Device(Path(path)) as device:
+            found = device.layout()
+            cores = 0 if found is None else found.core_count
+            _check_bridge(number, cores)
+            return device.message_core(cores + number)
     instance = options.get("instance")
     if instance is None:
         raise StoreSpecError("instance", "name the instance that the workers share")
-    if not 0 <= number < bridges:
-        reason = f"an image with cores={layout.cores} has room for {max(bridges, 0)}, from 0"
-        raise StoreSpecError(f"bridge {number}", reason)
+    _check_bridge(number, layout.cores)
     root_fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         hold_fd = leases.hold(directory_name(instance), parent_fd=root_fd)
@@ -166,6 +188,13 @@ def open_bridge_core(options: Mapping[str, str], number: int) -> MessageCore:
     return segment_core(hold_fd, layout.cores + number, layout.cores, let_go)
 
 
+def _check_bridge(number: int, cores: int) -> None:
+    most = max(0, min(cores, CORES_MAX_OF_MESSAGES - cores))
+    if not 0 <= number < most:
+        reason = f"an image with cores={cores} has room for {most}, numbered from 0"
+        raise StoreSpecError(f"bridge {number}", reason)
+
+
 class SccStore(ObjectStore):
     """The objects of one core, in memory that it shares with other cores."""
 
@@ -174,14 +203,17 @@ class SccStore(ObjectStore):
         instance: str,
         layout: Layout,
         core: int | None = None,
+        file: ImageFile | None = None,
         *,
         has_messages: bool = False,
     ) -> None:
+        """`file`: the image lies there, and `instance` is the directory of this kernel."""
         self.instance = instance
-        self._has_messages, self._core_count = has_messages, layout.cores
-        self.copies = Copies(layout.capacity_bytes // _COPIES_SHARE)
+        self._has_messages = has_messages
         self.readers, self._writers = OpenObjects(), OpenObjects()
         self.writes_in_place = layout.build != "strict"
+        self.kernels: Kernels = "shared"
+        self._device: Device | None = None
         self._reserved_bytes = 0
         self._next_sweep_s = 0.0
         self._fifos: Fifos | None = None
@@ -191,21 +223,29 @@ class SccStore(ObjectStore):
         self._owner_fd = -1
         name = directory_name(instance)
         self.scheme = f"scc:{name}/"
+        if file is None:
+            self._hold_fd, self._image = open_instance(name, layout)
+        else:
+            opened = open_in_file(name, layout, file)
+            self._hold_fd, self._image, self._device, layout, self.kernels = opened
+            found = self._device.layout()
+            assert found is not None
+            self.scheme = f"scc:{found.identity:016x}/"  # the same in all kernels
         self.sources = ("/", self.scheme)
-        self._hold_fd, self._image = open_instance(name, layout)
+        self._core_count = layout.cores
+        self.copies = Copies(layout.capacity_bytes // _COPIES_SHARE)
         try:
             self._fullness = Fullness(ROOT)
-            place = self._image.client, self._image.geometry.client_count
-            self._registration = CoreRegistration(
-                self._hold_fd, core, layout.cores, place, self._forget
-            )
             self._image.sweep()
+            self._registration = self._registered(core, layout.cores)
             self._temporaries = Temporaries(self._hold_fd, f"{ROOT}/{name}", self._fullness)
             self._neighbours = Neighbours(self._hold_fd, self._registration.name)
         except BaseException:
             if hasattr(self, "_registration"):
                 self._registration.close()
             self._image.close()
+            if self._device is not None:
+                self._device.close()
             os.close(self._hold_fd)
             remove_instance(instance)
             if hasattr(self, "_fullness"):
@@ -299,6 +339,7 @@ class SccStore(ObjectStore):
         self.require_open()
         if time.monotonic() >= self._next_sweep_s:
             self._image.sweep()  # programs may die while they map files
+            self._registration.sweep()
             self._next_sweep_s = time.monotonic() + _SWEEPS_S
         usage = self.usage()
         return (
@@ -337,9 +378,10 @@ class SccStore(ObjectStore):
         return self._neighbours
 
     def message_core(self) -> MessageCore | None:
-        if not self._has_messages:
-            return None
-        return segment_core(self._hold_fd, self._registration.core, self._core_count)
+        core = self._registration.core
+        if self._device is not None and (self._has_messages or self.kernels == "separate"):
+            return self._device.message_core(core)
+        return segment_core(self._hold_fd, core, self._core_count) if self._has_messages else None
 
     def gone(self) -> str:
         return leases.moved((self._temporaries.place,))
@@ -358,6 +400,8 @@ class SccStore(ObjectStore):
             self.copies.close()
         self._registration.close()
         self._image.close()
+        if self._device is not None:
+            self._device.close()
         for fd in (self._owner_fd, self._hold_fd):
             if fd >= 0:
                 os.close(fd)
@@ -479,6 +523,20 @@ class SccStore(ObjectStore):
         except ShmfsError as error:
             raise translated(error, object_id) from error
 
+    def _registered(self, core: int | None, core_count: int) -> CoreRegistration:
+        client = self._image.client
+        if self._device is not None and self.kernels == "separate":
+            return HeartbeatRegistration(self._device, core, core_count, client, self._forget)
+        place = client, self._image.geometry.client_count
+        registration = LockRegistration(self._hold_fd, core, core_count, place, self._forget)
+        if self._device is not None:  # the file outlives the directory in which cores register
+            found = {
+                match[1] for name, _ in self._image.names() if (match := OF_A_CORE.match(name))
+            }
+            for incarnation in found - {registration.name, *registration.others()}:
+                self._forget(incarnation)
+        return registration
+
     def _own_names(self) -> Iterator[str]:
         prefix = f"{self._registration.name}:"
         for name, info in self._image.names():
@@ -583,6 +641,20 @@ class SccStore(ObjectStore):
 
 def _is_same(one: Info | None, other: Info) -> bool:
     return one is not None and (one.inode, one.generation) == (other.inode, other.generation)
+
+
+def _check_path(options: Mapping[str, str]) -> None:
+    kernels = options.get("kernels", KERNELS[0])
+    if kernels not in KERNELS:
+        raise StoreSpecError(f"kernels={kernels}", f"expected {' or '.join(KERNELS)}")
+    if "path" not in options and "kernels" in options:
+        reason = "this is for an image in a file; add path=FILE"
+        raise StoreSpecError(f"kernels={kernels}", reason)
+    if "path" in options and not options["path"].startswith("/"):
+        raise StoreSpecError(f"path={options['path']}", "expected a path that begins with /")
+    if "path" in options and "instance" in options:
+        reason = "the file is the instance; leave this out"
+        raise StoreSpecError(f"instance={options['instance']}", reason)
 
 
 def _number(options: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:

@@ -47,7 +47,9 @@ class Arena:
         if growth is None:
             self._arena = library.ciel_arena_open(descriptor, offset, None, 0)
         else:
-            given = (ctypes.c_void_p * 4)(growth.reserve, growth.place, growth.fs, growth.handle)
+            given = (ctypes.c_void_p * 5)(
+                growth.reserve, growth.place, growth.fs, growth.handle, growth.first_bytes
+            )
             self._arena = library.ciel_arena_open(descriptor, offset, given, growth.handle_bytes)
         if not self._arena:
             os.close(descriptor)

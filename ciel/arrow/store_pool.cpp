@@ -82,6 +82,7 @@ struct Growth {
                  uint64_t *run_bytes);
     void *fs;
     void *handle; // of this arena alone
+    uint64_t first_bytes; // where the blocks begin in the file
 };
 
 struct Block { // at the start of a free block
@@ -188,7 +189,7 @@ struct Arena {
                 return false;
             int64_t now = int64_t(run) < more - done ? int64_t(run) : more - done;
             void *found = mmap(base + mapped_bytes + done, size_t(now), PROT_READ | PROT_WRITE,
-                               MAP_SHARED | MAP_FIXED, fd, off_t(from));
+                               MAP_SHARED | MAP_FIXED, fd, off_t(growth.first_bytes + from));
             if (found == MAP_FAILED)
                 return false;
             done += now;

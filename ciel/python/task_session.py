@@ -83,6 +83,7 @@ class Growth(Protocol):
     fs: int
     handle: int
     handle_bytes: int
+    first_bytes: int
 
 
 MakeRegion = Callable[[int, int, Growth | None], OutputRegion]

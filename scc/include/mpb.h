@@ -96,6 +96,9 @@ struct mpb_options {
      * Without this and without `fd`, every core that has not detached counts as alive. */
     bool (*is_alive)(void *argument, uint32_t core, uint32_t incarnation);
     void *is_alive_argument;
+    uint32_t sleep_max_us; /* how long a core sleeps at most before it polls its bell again; for
+                              cores of other kernels, whose bells wake nobody here. Default: no
+                              limit */
 };
 
 /* Counts of what one core has done since it attached. */

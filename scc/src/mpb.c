@@ -350,6 +350,8 @@ int mpb_sleep(const struct mpb *mpb, uint32_t seen, int64_t timeout_us)
             left_us -= (int64_t)(port_now_us() - begun_us);
         if (timeout_us >= 0 && left_us <= 0)
             return MPB_ERROR_TIMEOUT;
+        if (mpb->options.sleep_max_us && (left_us < 0 || left_us > mpb->options.sleep_max_us))
+            left_us = mpb->options.sleep_max_us;
         if (shown & 1 || port_register_swap(&port, bell, shown, shown | 1) == shown)
             port_wait(bell, shown | 1, left_us);
     }

@@ -30,9 +30,9 @@ ROOT: Final = Path(__file__).parents[2]
 TOOLS: Final = ("shminit", "shmld", "shmlist", "shmst", "shmrm", "shmdf", "shmfsck")
 LIBRARY: Final = (
     "port", "superblock", "lock", "log", "fat", "inode", "directory", "file", "client", "copy",
-    "check", "shmfs",
+    "check", "shmfs", "mpb", "mpb_pieces", "rcce", "device",
 )  # fmt: skip
-SHARED: Final = ("device", "files", "options", "printing", "loading", "io_token", "io_device")
+SHARED: Final = ("device_image", "files", "options", "printing", "loading", "io_token", "io_device")
 FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-static")
 MEMORY_MIB: Final = 64
 KILLS: Final = int(os.environ.get("KILLS", "5"))

@@ -167,10 +167,11 @@ bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
     struct shmfs_options options = {.is_read_only = !is_writable};
     if (!tool_map(tool, image, is_writable) || !tool_is_whole(tool, image))
         return false;
-    if (device_is(tool) && is_writable) {
-        if (!device_begin(tool))
+    if (image->lives_by_heartbeats && is_writable) {
+        if (!device_begin(tool, image))
             return false;
         options.is_alive = device_lives;
+        options.is_alive_argument = tool->device;
         options.claim = device_claim;
         options.begins_change = device_begins_change;
     }
@@ -200,7 +201,11 @@ int tool_end(struct tool *tool, struct tool_image *image)
     if (image->fs)
         shmfs_detach(image->fs);
     image->fs = NULL;
+    if (tool->device)
+        device_detach(tool->device);
+    tool->device = NULL;
     free(image->storage);
+    free(image->device_storage);
     tool_flush(tool);
     return tool->has_failed ? TOOL_FAILED : TOOL_DONE;
 }

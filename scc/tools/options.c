@@ -51,7 +51,8 @@ static void say(const struct tool *tool, const char *format, va_list arguments)
 int tool_failed(struct tool *tool, const char *format, ...)
 {
     va_list arguments;
-    device_await_verdict();
+    if (tool->device)
+        device_await_verdict(tool->device);
     va_start(arguments, format);
     say(tool, format, arguments);
     va_end(arguments);

@@ -19,7 +19,8 @@
 
 #include "tool.h"
 
-enum { BLOCKS, BLOCK_SIZE, INODES, ENTRIES, SHARDS, CLIENTS, HANDLES, FORCE, OPTION_COUNT };
+enum { BLOCKS, BLOCK_SIZE, INODES, ENTRIES, SHARDS, CLIENTS, HANDLES, CORES, KERNELS, FORCE,
+       OPTION_COUNT };
 
 static void read_geometry(const struct tool *tool, struct shmfs_geometry *geometry)
 {
@@ -42,6 +43,20 @@ static void read_geometry(const struct tool *tool, struct shmfs_geometry *geomet
         tool_misused(tool, "--block-size is a power of two, not %" PRIu64, geometry->block_bytes);
     if (geometry->shard_count & (geometry->shard_count - 1))
         tool_misused(tool, "--shards is a power of two, not %" PRIu32, geometry->shard_count);
+}
+
+/* Create an image in one file, for one kernel or for several. */
+static bool make_in_device(struct tool *tool, struct tool_image *image,
+                           struct shmfs_geometry *geometry)
+{
+    const struct tool_option *options = tool->options;
+    const char *kernels = options[KERNELS].given ? options[KERNELS].given : "separate";
+    const bool is_separate = !strcmp(kernels, "separate");
+    if (!is_separate && strcmp(kernels, "shared") != 0)
+        tool_misused(tool, "--kernels is separate or shared, not '%s'", kernels);
+    return device_make(tool, image, geometry,
+                       (uint32_t)tool_number(tool, &options[CORES], 1, DEVICE_CORE_MAX_COUNT, 48),
+                       is_separate ? DEVICE_SEPARATE : DEVICE_SHARED, options[FORCE].given);
 }
 
 static void say_no_room(struct tool *tool, const struct tool_image *image, int error)
@@ -173,6 +188,8 @@ int main(int argc, char **argv)
                      "SHMFS_CLIENTS", NULL},
         [HANDLES] = {"handles", "N", "open files of one program; default 1024",
                      "SHMFS_HANDLES", NULL},
+        [CORES] = {"cores", "N", "in one file: cores of a store; default 48", NULL, NULL},
+        [KERNELS] = {"kernels", "WHICH", "in one file: separate (default) or shared", NULL, NULL},
         [FORCE] = {"force", NULL, "replace an existing image and discard its files", NULL, NULL},
     };
     struct tool tool = {
@@ -186,8 +203,7 @@ int main(int argc, char **argv)
     tool_paths(&tool, &image);
     read_geometry(&tool, &geometry);
     if (device_is(&tool))
-        return device_make(&tool, &image, &geometry, options[FORCE].given) ? TOOL_DONE
-                                                                           : TOOL_FAILED;
+        return make_in_device(&tool, &image, &geometry) ? TOOL_DONE : TOOL_FAILED;
     if (!make_image(&tool, &image, &geometry) || !name_files(&tool, &image))
         return TOOL_FAILED;
     return TOOL_DONE;

@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "device.h"
 #include "shmfs.h"
 
 /* Exit statuses of a tool. */
@@ -43,6 +44,7 @@ struct tool {
     char **given;
     int given_count;
     bool has_failed;
+    struct device *device; /* set by device_begin; NULL: no heartbeats */
 };
 
 /* The two files of an image, and their mappings. */
@@ -53,6 +55,11 @@ struct tool_image {
     int data_fd;
     void *storage;
     struct shmfs *fs; /* NULL: not attached */
+    /* of an image in one file */
+    void *device_base;
+    uint64_t device_bytes;
+    bool lives_by_heartbeats;
+    void *device_storage;
 };
 
 /* --- the command line (options.c) ------------------------------------------------------------ */
@@ -101,7 +108,7 @@ int tool_end(struct tool *tool, struct tool_image *image);
 /* Return the text of an error; for SHMFS_ERROR_SYSTEM, the text of `errno`. */
 const char *tool_error_text(int error);
 
-/* --- an image in the memory of several kernels (device.c) ------------------------------------ */
+/* --- an image in the memory of several kernels (device_image.c) ------------------------------ */
 
 /* Return whether the name of the image is the path of a file: a device, such as resource2 of a PCI
  * device in /sys/bus/pci/devices, or an ordinary file. */
@@ -110,21 +117,13 @@ bool device_is(const struct tool *tool);
 /* Map the image in a device. Prints the reason on failure. */
 bool device_map(struct tool *tool, struct tool_image *image, bool is_writable);
 
-/* Create an image in a device. Prints the reason on failure. */
+/* Create an image in a device, for this many cores of a store; `kernels` is an
+ * enum device_kernels. Prints the reason on failure. */
 bool device_make(struct tool *tool, struct tool_image *image, struct shmfs_geometry *geometry,
-                 bool replaces);
+                 uint32_t cores, uint32_t kernels, bool replaces);
 
 /* Start the heartbeats of this process. Prints the reason on failure. */
-bool device_begin(struct tool *tool);
-
-/* Call this after a failure: if this process stood still, others may have closed its files. Its
- * heartbeats then end it, with the right text. */
-void device_await_verdict(void);
-
-/* Functions for `struct shmfs_options`. */
-bool device_lives(void *unused, uint32_t client, uint32_t generation);
-bool device_claim(void *unused, uint32_t client, bool wants);
-void device_begins_change(void *unused);
+bool device_begin(struct tool *tool, struct tool_image *image);
 
 /* --- loading (loading.c) --------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@ from twisted.internet.protocol import ClientFactory, Factory, Protocol, connecti
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from ciel.net.cores import ABORT, LOOK_S, OPEN, ROOM_BYTES, Cores
+from ciel.net.cores.connections import ABORT, LOOK_S, OPEN, ROOM_BYTES, Cores
 from ciel.scc.mpb import Core, segment_core
 
 pytestmark = pytest.mark.requirement("CIB-31")

@@ -46,7 +46,7 @@ from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
 from ciel.net.channels import Channels
 from ciel.net.control import ControlPeer, Owner
-from ciel.net.cores import Cores
+from ciel.net.cores.connections import Cores
 from ciel.net.debugging import Debugging
 from ciel.net.errors import ListenError, NetError
 from ciel.net.ticks import Ticks

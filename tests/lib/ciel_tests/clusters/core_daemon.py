@@ -17,7 +17,7 @@ from twisted.internet import stdio
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from ciel.net.cores import Cores
+from ciel.net.cores.connections import Cores
 from ciel.scc.store import open_scc
 from ciel.shm.daemon import Daemon
 from ciel.shm.layout import member_of_worker

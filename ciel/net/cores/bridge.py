@@ -14,7 +14,7 @@ from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 from twisted.protocols.portforward import ProxyClientFactory, ProxyFactory, ProxyServer
 
-from ciel.net.cores import Cores
+from ciel.net.cores.connections import Cores
 from ciel.storage.interface import MessageCore
 
 log = Logger()

@@ -1,9 +1,7 @@
-"""Registers the cores that share an image; each core has its own object names.
+"""Registers cores in a directory, for processes of one kernel.
 
-A core's objects are named `<core>.<incarnation>:<id>`. An incarnation is one life of a core: the
-time from the first to the last process that has the core open. These processes hold a shared lock
-on a file. A process that gets the exclusive lock therefore knows that the incarnation has ended,
-and removes its names.
+The processes of an incarnation hold a shared lock on a file. A process that gets the exclusive lock
+therefore knows that the incarnation has ended.
 
 The file also counts the core's objects; each process has its own word in it.
 """
@@ -15,18 +13,19 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ciel.storage.errors import StoreSpecError, translated
+from ciel.scc.cores.registration import CoreRegistration, Forget, chosen
+from ciel.storage.errors import translated
 from ciel.storage.leases import open_private
 
 _DIRECTORY = "cores"
 _WORD_BYTES = 8
 
 
-class CoreRegistration:
-    """Registers this process as a core."""
+class LockRegistration(CoreRegistration):
+    """This process as a core, by a lock on a file."""
 
     def __init__(
         self,
@@ -34,11 +33,10 @@ class CoreRegistration:
         core: int | None,
         core_count: int,
         place: tuple[int, int],
-        forget: Callable[[str], object],
+        forget: Forget,
     ) -> None:
         """Register as `core`, joining other processes of the core, or as the first free core.
-        `place` is this process's number, and the maximum number of processes; `forget` removes the
-        names of an incarnation that has ended.
+        `place` is this process's number, and the maximum number of processes.
         """
         self._forget = forget
         self._place, place_count = place
@@ -49,16 +47,8 @@ class CoreRegistration:
         try:
             with self._alone():
                 taken = self._sweep()
-                if core is None:
-                    free = (number for number in range(core_count) if number not in taken)
-                    core = next(free, core_count)
-                if not core < core_count:
-                    text = f"the image has cores={core_count}, numbered from 0"
-                    raise StoreSpecError(
-                        f"core={core}", f"{text}; give its first worker more cores"
-                    )
-                self.core = core
-                self.name = taken.get(core) or f"{core}.{secrets.token_hex(4)}"
+                self.core = chosen(core, core_count, taken)
+                self.name = taken.get(self.core) or f"{self.core}.{secrets.token_hex(4)}"
                 self._fd = self._opened(self.name, os.O_CREAT)
                 fcntl.flock(self._fd, fcntl.LOCK_SH)
                 os.posix_fallocate(self._fd, 0, place_count * _WORD_BYTES)
@@ -73,7 +63,6 @@ class CoreRegistration:
             raise
 
     def count(self, more: int) -> None:
-        """Record that objects were added or removed."""
         with self._lock:
             self._counts[self._place] += more
 
@@ -82,11 +71,9 @@ class CoreRegistration:
         return sum(self._counts)
 
     def others(self) -> list[str]:
-        """Return all incarnations except this one."""
         return [name for name in os.listdir(self._directory_fd) if name != self.name]
 
     def close(self) -> None:
-        """Unregister; the last process of the core removes the core's names."""
         try:
             if self._fd >= 0 and self._pid == os.getpid():
                 with self._alone():
@@ -101,6 +88,9 @@ class CoreRegistration:
                 if fd >= 0:
                     os.close(fd)
             self._fd = self._directory_fd = -1
+
+    def sweep(self) -> None:
+        pass  # the next process that registers removes names; only the host's failure ends all
 
     def _sweep(self) -> dict[int, str]:
         """Remove the names of ended incarnations; return the live incarnations, by core."""

@@ -12,7 +12,7 @@ from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.process import log, run
 from ciel.cli.parsing.options import make_parser
 from ciel.core.errors import CielError
-from ciel.net.bridge import Bridge
+from ciel.net.cores.bridge import Bridge
 from ciel.storage.specs import load_kind
 
 PORT_MAX: Final = 65535

@@ -1,0 +1,1 @@
+"""Commands for memory that several processes or kernels share."""

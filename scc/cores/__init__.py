@@ -1,0 +1,1 @@
+"""Registers the cores that share an image; each core has its own object names."""
