@@ -422,6 +422,11 @@ PARTS = (
     ("disk_jobs", "two_to_alone"),
     ("disk_jobs", "adaptive_to_alone"),
     ("disk_jobs", "adaptive_48_to_alone"),
+    ("large_loads", "modelled_alone_mb_per_s"),
+    ("large_loads", "modelled_off_mb_per_s"),
+    ("large_loads", "modelled_1_mb_per_s"),
+    ("large_loads", "modelled_2_mb_per_s"),
+    ("large_loads", "real_1_to_off"),
     ("shmfs", "shmfs_1_1_create_per_s"),
     ("shmfs", "shmfs_2_1_create_per_s"),
     ("shmfs", "shmfs_2_64_create_per_s"),
@@ -498,7 +503,9 @@ PARTS = (
     ("master", "two_by_cpu"),
     ("master", "two_with_locks_by_clock"),
 )
-ON_REQUEST = frozenset(("heap", "ycsb", "state_clients"))  # benchmarks that take minutes
+ON_REQUEST = frozenset(
+    ("heap", "large_loads", "ycsb", "state_clients")
+)  # benchmarks that take minutes
 PROGRAM = """
 import dataclasses, json, importlib, sys
 result = importlib.import_module(sys.argv[1]).measure()

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks import plots
 from benchmarks.__main__ import FIGURES
+from benchmarks.disks import large_loads
 from benchmarks.engine import control, finer, launcher, master, programs, released
 from benchmarks.storage import disk_jobs, fuse, locks, mpb
 
@@ -45,6 +46,12 @@ TOYS = {
             (disk_jobs, "modelled", partial(disk_jobs.modelled, requests=2, runs=1)),
         ],
         ("disk-jobs",),
+    ),
+    "large_loads": Toy(
+        large_loads,
+        {},
+        [(large_loads, "LOADS", {1: (1, 2)}), (large_loads, "RUNS", 1)],
+        ("large-loads",),
     ),
     "locks": Toy(locks, {}, [(locks, "REPEATS", {1: 1, 2: 1})], ("locks",)),
     "master": Toy(

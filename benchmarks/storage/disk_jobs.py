@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
@@ -146,14 +146,19 @@ def _medians(rates: Rates) -> Curves:
 
 
 @contextmanager
-def files(count: int, size_bytes: int) -> Iterator[list[str]]:
-    """Create files on the disk of the temporary directory."""
-    with tempfile.TemporaryDirectory(prefix="ciel-disk-") as directory:
+def files(
+    count: int,
+    size_bytes: int,
+    place: str | None = None,
+    content: Callable[[int], bytes] = os.urandom,
+) -> Iterator[list[str]]:
+    """Create files on the disk of a directory: by default, of the directory for temporary files."""
+    with tempfile.TemporaryDirectory(prefix="ciel-disk-", dir=place) as directory:
         paths = [f"{directory}/{number}" for number in range(count)]
         for path in paths:
             with open(path, "wb") as file:
                 for _ in range(size_bytes // MIB):
-                    file.write(os.urandom(MIB))
+                    file.write(content(MIB))
                 os.fsync(file.fileno())
         yield paths
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks import plots
+from benchmarks.disks import large_loads
 from benchmarks.engine import finer, master
 from benchmarks.plots import DOCS, FIGURE, with_figures
 
@@ -37,3 +41,28 @@ def test_a_figure_is_the_same_everywhere_on_a_page(page: Path) -> None:
 def test_a_figure_without_a_value_is_an_error() -> None:
     with pytest.raises(KeyError):
         with_figures("<!--=unknown-->1<!--=-->", {})
+
+
+@pytest.mark.requirement("CIB-41")
+def test_the_results_of_large_loads_give_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect_same_page("large-loads", large_loads.measure, tmp_path, monkeypatch)
+
+
+def expect_same_page(
+    name: str, measure: Callable[[], object], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Write a page and its charts from the recorded results, and compare them with the old ones."""
+    shutil.copy(DOCS / f"{name}.json", place)
+    text = (DOCS / f"{name}.md").read_text()
+    (place / f"{name}.md").write_text(FIGURE.sub(r"<!--=\1--><!--=-->", text))
+    monkeypatch.setattr(plots, "DOCS", place)
+    monkeypatch.setenv("MINUTES", "0")
+    measure()
+    assert (place / f"{name}.md").read_text() == text
+    charts = sorted(place.glob("*.svg"))
+    assert charts
+    assert {chart.name for chart in charts} == {path.name for path in DOCS.glob(f"{name}*.svg")}
+    for chart in charts:
+        assert chart.read_bytes() == (DOCS / chart.name).read_bytes()

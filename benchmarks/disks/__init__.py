@@ -1,0 +1,1 @@
+"""Benchmarks of disks from which files are loaded."""
