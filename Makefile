@@ -108,7 +108,8 @@ check: dev
 bench: compiled
 	@ONLY="$(ONLY)" RECORD="$(RECORD)" $(RUN)/python -m benchmarks
 
-# The scripts of the dissertation's appendices A, B and C in full size: 5 GB of memory and disk, some minutes.
+# The scripts of the dissertation's appendices A, B and C in full size: 5 GB of memory and disk, some minutes. Point 7 of
+# appendix D is `make bench ONLY=combinations`, and section 4.4 `make bench ONLY=large_loads`.
 appendix: dev
 	@CIEL_APPENDIX=full $(RUN)/pytest -v tests/scc/test_appendix.py
 

@@ -422,6 +422,8 @@ PARTS = (
     ("disk_jobs", "two_to_alone"),
     ("disk_jobs", "adaptive_to_alone"),
     ("disk_jobs", "adaptive_48_to_alone"),
+    ("combinations", "network_s"),
+    ("combinations", "full_to_network"),
     ("large_loads", "modelled_alone_mb_per_s"),
     ("large_loads", "modelled_off_mb_per_s"),
     ("large_loads", "modelled_1_mb_per_s"),

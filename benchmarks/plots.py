@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 150, 50, 55
 COLOURS = ("#c0392b", "#2471a3", "#d68910", "#1e8449", "#7d3c98", "#616a6b")
 MARKS = 5  # about so many lines across
+ROW = 44  # the least height of a bar with its name
 FONT = "font-family='sans-serif' fill='#777'"
 
 Points = Sequence[tuple[float, float]]
@@ -107,10 +108,11 @@ def bar_chart(title: str, x_name: str, bars: Mapping[str, Mapping[str, float]]) 
     """Draw each bar as a row of parts in the same order, with the sum at its end."""
     names = list(next(iter(bars.values())))
     longest = max(sum(parts.values()) for parts in bars.values())
-    height = (HEIGHT - TOP - BOTTOM) / len(bars)
+    total_height = max(HEIGHT, TOP + BOTTOM + ROW * len(bars))
+    height = (total_height - TOP - BOTTOM) / len(bars)
     drawn = [_text(LEFT, 25, title, size=15)]
     for number, name in enumerate(names):
-        place, colour = LEFT + 90 * number, COLOURS[number % len(COLOURS)]
+        place, colour = LEFT + 105 * number, COLOURS[number % len(COLOURS)]
         drawn.append(f"<rect x='{place}' y='{TOP - 14}' width='10' height='10' fill='{colour}'/>")
         drawn.append(_text(place + 15, TOP - 5, name))
     for row, (bar, parts) in enumerate(bars.items()):
@@ -122,8 +124,8 @@ def bar_chart(title: str, x_name: str, bars: Mapping[str, Mapping[str, float]]) 
             drawn.append(f"<rect {box} fill='{COLOURS[number % len(COLOURS)]}'/>")
             x += width
         drawn.append(_text(x + 8, y + height / 2 + 7, f"{sum(parts.values()):.1f}"))
-    drawn.append(_text(LEFT, HEIGHT - 14, x_name))
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' {FONT}>"
+    drawn.append(_text(LEFT, total_height - 14, x_name))
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {total_height}' {FONT}>"
     return "\n".join([head, *drawn, "</svg>", ""])
 
 

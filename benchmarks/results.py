@@ -15,6 +15,9 @@ from itertools import product
 
 from benchmarks import plots
 
+LOAD = "load average before"
+"""The name of the loads of the machine, one for each time that the benchmark was started."""
+
 
 class Results:
     """The results of a benchmark. `minutes`: how long it may start further runs."""
@@ -24,6 +27,7 @@ class Results:
         self._runs: dict[str, list[float]] = {}
         if self._path.exists():
             self._runs = json.loads(self._path.read_text())
+        self._load: float | None = round(os.getloadavg()[0], 1)  # until it is in the file
         limit = os.environ.get("MINUTES", "inf") if minutes is None else minutes
         self._until_s = time.monotonic() + 60 * float(limit)
 
@@ -42,6 +46,9 @@ class Results:
 
     def add(self, configuration: str, result: float) -> None:
         """Add the result of a run, and write the file."""
+        if self._load is not None:
+            self._runs.setdefault(LOAD, []).append(self._load)
+            self._load = None
         self._runs.setdefault(configuration, []).append(result)
         lines = ",\n".join(f"{json.dumps(k)}: {v}" for k, v in sorted(self._runs.items()))
         fresh = self._path.with_suffix(".new")
@@ -56,3 +63,11 @@ class Results:
         """Return the median of a configuration's results; None if it has none."""
         found = self._runs.get(configuration)
         return statistics.median(found) if found else None
+
+    def about(self) -> str:
+        """Return a sentence about the machine and the runs, for the top of a table."""
+        loads = ", ".join(str(load) for load in self._runs.get(LOAD, ()))
+        counts = sorted({len(runs) for name, runs in self._runs.items() if name != LOAD})
+        text = f"{len(os.sched_getaffinity(0))} cores"
+        text += f"; load average before: {loads}" if loads else ""
+        return f"{text}; runs of each configuration: {counts[0]} to {counts[-1]}.\n\n"

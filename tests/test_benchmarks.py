@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +17,7 @@ import pytest
 from benchmarks import plots
 from benchmarks.__main__ import FIGURES
 from benchmarks.disks import large_loads
-from benchmarks.engine import control, finer, launcher, master, programs, released
+from benchmarks.engine import combinations, control, finer, launcher, master, programs, released
 from benchmarks.storage import disk_jobs, fuse, locks, mpb
 
 MEASURED = plots.DOCS
@@ -29,9 +30,22 @@ class Toy(NamedTuple):
     arguments: dict[str, int]
     sizes: Sequence[tuple[ModuleType, str, Any]] = ()
     pages: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    """Recorded results that are measured again; the toy uses all others."""
 
 
+SPIN = {"TASKS": "3", "MS": "1"}
 TOYS = {
+    "combinations": Toy(
+        combinations,
+        {},
+        [
+            (combinations, "RUNS", 1),
+            (combinations, "WORKLOADS", combinations.WORKLOADS | {"timespin": SPIN}),
+        ],
+        ("combinations",),
+        ("disk, socket, io 1, random: timespin", "scc fine, mpb, locality: timespin"),
+    ),
     "control": Toy(control, {"count": 500}),
     "fuse": Toy(fuse, {"pairs": 1}),
     "launcher": Toy(launcher, {"pairs": 1, "launches": 50}),
@@ -72,7 +86,7 @@ TOYS = {
 }
 
 
-@pytest.mark.requirement("CIB-24", "CIB-41", "CIB-55")
+@pytest.mark.requirement("CIB-24", "CIB-41", "CIB-50", "CIB-55")
 @pytest.mark.parametrize(
     "name",
     [
@@ -89,6 +103,11 @@ def test_a_benchmark_of_toy_size_gives_its_figures_and_writes_its_pages(
     monkeypatch.setattr(plots, "DOCS", tmp_path)
     for page in toy.pages:
         shutil.copy(MEASURED / f"{page}.md", tmp_path)
+        if toy.lacking:
+            results = json.loads((MEASURED / f"{page}.json").read_text())
+            assert results.keys() >= set(toy.lacking)
+            results = {name: runs for name, runs in results.items() if name not in toy.lacking}
+            (tmp_path / f"{page}.json").write_text(json.dumps(results))
     measured = toy.module.measure(**toy.arguments)
     found = measured if isinstance(measured, dict) else asdict(measured)
     assert {figure.key for figure in FIGURES if figure.benchmark == name} <= found.keys()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import product
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,8 @@ import pytest
 from benchmarks import plots
 from benchmarks.disks import large_loads
 from benchmarks.disks.rotating import NoModelledDiskError, rotating_disk
+from benchmarks.engine import combinations
+from benchmarks.engine.combinations import Variant
 from benchmarks.results import Results
 from benchmarks.storage import disk_jobs
 
@@ -38,6 +44,7 @@ def test_an_interrupted_benchmark_continues_with_the_runs_that_it_lacks(place: P
     again.add("b", 3.0)
     assert not again.lacks(["a", "b"], 2)
     assert [again.median(name) for name in ("a", "b", "c")] == [1.0, 2.0, None]
+    assert re.search(r"load average before: [\d.]+, [\d.]+; .*: 2 to 2\.", again.about())
 
 
 def test_a_benchmark_starts_no_run_when_its_time_is_over(place: Path) -> None:
@@ -88,3 +95,87 @@ def test_a_limit_wins_only_if_it_is_faster_in_most_configurations() -> None:
     assert verdicts == ["makes no difference", "wins"]
     assert large_loads.verdict(0.6, 0.0) == "loses"
     assert large_loads.compared("modelled", rates) == {}
+
+
+@pytest.mark.requirement("CIB-50")
+def test_every_optimisation_is_combined_with_all_others_that_it_can_change() -> None:
+    every = set(combinations.variants())
+    assert {*combinations.ALONE.values(), *combinations.TOGETHER.values()} <= every
+    assert combinations.NETWORK in every
+    for field, stores in (
+        ("channel", {"disk", "shm", "scc"}),
+        ("placement", {"disk", "shm", "scc"}),
+        ("locks", {"scc"}),
+        ("io", {"disk"}),
+    ):
+        values = {getattr(v, field) for v in every if v.store in stores}
+        assert len(values) >= 2
+        for variant, value in product(every, values):
+            assert (replace(variant, **{field: value}) in every) == (variant.store in stores)
+
+
+@pytest.mark.requirement("CIB-50")
+def test_the_effect_of_an_optimisation_is_taken_from_all_pairs_that_differ_in_it() -> None:
+    seconds = {"store": {"scc": 1.0, "shm": 2.0}, "channel": {"mpb": 0.5}, "locks": {"fine": 0.25}}
+
+    def time_s(variant: Variant) -> float:
+        """Return a time in which each optimisation has its own factor."""
+        return prod(
+            factors.get(getattr(variant, field), 8.0 if field == "store" else 1.0)
+            for field, factors in seconds.items()
+        )
+
+    times = {(v, "grep"): time_s(v) for v in combinations.variants()}
+    effects = {name: combinations.effects(times, name, "grep") for name in combinations.EFFECTS}
+    assert all(max(found) == pytest.approx(min(found)) for found in effects.values())
+    assert {name: found[0] for name, found in effects.items()} == pytest.approx(
+        dict.fromkeys(effects, 1.0)
+        | {
+            "store shm": 2 / 8,
+            "store scc": 1 / 8,
+            "message-passing buffers": 0.5,
+            "fine locks": 0.25,
+        }
+    )
+
+
+@pytest.mark.requirement("CIB-50")
+def test_energy_is_the_sum_of_all_packages_or_unknown(tmp_path: Path) -> None:
+    assert combinations.energy_j(tmp_path) is None
+    for name, microjoules in {"intel-rapl:0": 2_000_000, "intel-rapl:1": 500_000}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text(f"{microjoules}\n")
+    part = tmp_path / "intel-rapl:0:0"  # of the first package, which counts it already
+    part.mkdir()
+    (part / "energy_uj").write_text("7\n")
+    assert combinations.energy_j(tmp_path) == 2.5
+
+
+@pytest.mark.parametrize(
+    "ratios, expected",
+    [([0.9] * 4, "pays"), ([1.1] * 4, "costs"), ([0.96] * 4, ""), ([0.1, 1.1, 1.1, 1.1], "")],
+)
+def test_an_optimisation_pays_only_if_it_does_so_in_most_pairs(
+    ratios: list[float], expected: str
+) -> None:
+    assert combinations.verdict(ratios) == expected
+
+
+@pytest.mark.requirement("CIB-50")
+@pytest.mark.parametrize(
+    "variant, of_all, of_workers",
+    [
+        (Variant("disk", "ring", "-", "1"), "--channel ring", "--store disk --io 1 "),
+        (Variant("scc", "mpb", "coarse", "-"), "--channel mpb", ",shards=1 "),
+    ],
+)
+def test_a_cluster_of_a_benchmark_has_the_options_of_its_variant(
+    variant: Variant, of_all: str, of_workers: str
+) -> None:
+    with combinations.cluster(variant) as home:
+        commands = [f"{command} " for command in home.processes().values()]
+        daemons = [c for c in commands if "bin/ciel-master" in c or "bin/ciel-worker" in c]
+        workers = [c for c in daemons if "bin/ciel-worker" in c]
+    assert (len(daemons), len(workers)) == (3, 2)
+    assert all(of_all in command for command in daemons)
+    assert all(of_workers in command for command in workers)

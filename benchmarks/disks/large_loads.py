@@ -1,8 +1,8 @@
 """Measures loads of large files into shmfs, with and without a limit of disk jobs (CIB-41).
 
 As in section 4.4 of the dissertation, n processes start at once, and each loads a file of s bytes
-into shared memory: `shmld --io LIMIT FILE`. The result of a run is n * s / t. The kernel's cache of
-the files is dropped before, and the image is created anew.
+into shared memory: `shmld --io LIMIT FILE`. The result of a run is n * s / t. Before each run, the
+benchmark drops the files from the kernel's cache, and creates a new image.
 
 The files are on a modelled rotating disk that the kernel has mounted (`rotating.py`), four times as
 fast as the disk that it models, and on the disk of the directory for temporary files. With
@@ -191,11 +191,11 @@ def compared(disk: str, rates: Rates) -> dict[str, float]:
     }
 
 
-def show(rates: Rates, found: dict[str, dict[str, float]]) -> None:
+def show(rates: Rates, found: dict[str, dict[str, float]], about: str) -> None:
     """Write the page."""
     words: dict[str, str] = {}
     for disk, ratios in found.items():
-        write_down("large-loads", disk, _table(disk, rates), _charts(disk, rates))
+        write_down("large-loads", disk, about + _table(disk, rates), _charts(disk, rates))
         for name, value in ratios.items():
             form = ",.0f" if name.endswith("mb_per_s") else ".0%" if "_in" in name else ".2f"
             words[f"{disk}_{name}"] = format(value, form)
@@ -208,7 +208,7 @@ def show(rates: Rates, found: dict[str, dict[str, float]]) -> None:
 
 
 def measure() -> dict[str, float]:
-    """Measure what is missing, write the page, and return how the limits compare."""
+    """Measure the missing runs, write the page, and return the ratios of the limits."""
     results = Results("large-loads")
     for run, disk in product(range(RUNS), DISKS):
         try:
@@ -217,7 +217,7 @@ def measure() -> dict[str, float]:
             print(f"large_loads: no modelled disk: {error}", file=sys.stderr)
     rates = medians(results)
     found = {disk: ratios for disk in DISKS if (ratios := compared(disk, rates))}
-    show(rates, found)
+    show(rates, found, results.about())
     return {f"{disk}_{name}": x for disk, ratios in found.items() for name, x in ratios.items()}
 
 

@@ -22,7 +22,7 @@ HEADER = Path("/usr/include/nbdkit-filter.h")
 SOURCE = Path(__file__).with_name("rotating_filter.c")
 FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-fPIC", "-shared", "-pthread")
 STOPS_WITHIN_S = 60
-# It runs as the first process of its own namespaces, with which the mounts and servers end.
+# The shell is the first process of its namespaces. When it ends, so do the mounts and servers.
 SCRIPT = """
 set -e
 read -r pid _ < /proc/self/stat
@@ -43,7 +43,7 @@ umount device
 
 
 class NoModelledDiskError(Exception):
-    """This machine cannot model a disk; the text says what it lacks."""
+    """This machine cannot model a disk; the text has the reason."""
 
 
 def _check() -> None:

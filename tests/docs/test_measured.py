@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import plots
 from benchmarks.disks import large_loads
-from benchmarks.engine import finer, master
+from benchmarks.engine import combinations, finer, master
 from benchmarks.plots import DOCS, FIGURE, with_figures
 
 EVENTS = {
@@ -48,6 +48,13 @@ def test_the_results_of_large_loads_give_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect_same_page("large-loads", large_loads.measure, tmp_path, monkeypatch)
+
+
+@pytest.mark.requirement("CIB-50")
+def test_the_results_of_combinations_give_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expect_same_page("combinations", combinations.measure, tmp_path, monkeypatch)
 
 
 def expect_same_page(

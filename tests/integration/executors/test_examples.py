@@ -165,6 +165,13 @@ def smithwaterman(run: Run, path: Path) -> None:
     assert run(TILE=40) == aligner.score(one, other)
 
 
+def timespin(run: Run, path: Path) -> None:
+    program = path / "timespin"
+    source = EXAMPLES / "timespin" / "timespin.c"
+    subprocess.run(["cc", "-O2", "-o", program, source], check=True)
+    assert run(timespin=program, TASKS=60, MS=20) == 60 * 20
+
+
 def mandelbrot(run: Run, path: Path) -> None:
     """Read the picture; the set is black, and the halves above and below the real axis are
     equal.
@@ -268,7 +275,8 @@ def nbody(run: Run, path: Path) -> None:
 
 
 CHECKS = [
-    fib, wordcount, grep, kmeans, binomial, smithwaterman, mandelbrot, pi, bsp, mapreduce, nbody
+    fib, wordcount, grep, kmeans, binomial, smithwaterman, timespin, mandelbrot, pi, bsp, mapreduce,
+    nbody,
 ]  # fmt: skip
 
 KILLED = [
