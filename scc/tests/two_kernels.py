@@ -24,9 +24,10 @@ from typing import Final
 import pyarrow
 
 from ciel.python import arrow_tables
+from ciel.scc.tests import guest_jobs
 from ciel.testing.virtual_machines import Guest, GuestError, archive, kernel
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).resolve().parents[2]
 TOOLS: Final = ("shminit", "shmld", "shmlist", "shmst", "shmrm", "shmdf", "shmfsck")
 LIBRARY: Final = (
     "port", "superblock", "lock", "log", "fat", "inode", "directory", "file", "client", "copy",
@@ -141,10 +142,10 @@ def machine(place: Path, memory: Path) -> Guest:
 
 
 @contextmanager
-def shared_memory() -> Iterator[Path]:
+def shared_memory(size_mib: int = MEMORY_MIB) -> Iterator[Path]:
     """Yield a file in memory for the device of both machines."""
     descriptor, path = tempfile.mkstemp(prefix="ciel-two-kernels-", dir="/dev/shm")
-    os.truncate(descriptor, MEMORY_MIB << 20)
+    os.truncate(descriptor, size_mib << 20)
     os.close(descriptor)
     try:
         yield Path(path)
@@ -173,11 +174,19 @@ def main() -> int:
     """Run the check with two builds: coherent memory, and memory whose caches are flushed."""
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        shutil.copy(kernel(place).image, place / "kernel")
+        found = kernel(place)
+        shutil.copy(found.image, place / "kernel")
         try:
             for flags in ((), ("-DPORT_FLUSHING",)):
                 print(" ".join(flags) or "coherent")
                 check(place, *flags)
+            print("two machines run jobs together")
+            jobs = place / "jobs"
+            jobs.mkdir()
+            shutil.copy(found.image, jobs / "kernel")
+            guest_jobs.prepare(jobs, found, SETUP)
+            with shared_memory(guest_jobs.IMAGE_MIB) as memory:
+                guest_jobs.work_together(jobs, memory)
         except GuestError as error:
             print(f"two kernels: {error}", file=sys.stderr)
             return 1

@@ -1,0 +1,142 @@
+"""Two virtual machines that share only an image run option pricing and grep together.
+
+One machine has a master and a worker, the other one a worker. Both have a bridge, and no network
+device. Requirements CIB-14, CIB-30.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Final
+
+from ciel.testing import guest_disk
+from ciel.testing.virtual_machines import Guest, GuestError, Kernel, archive
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+EXAMPLES: Final = ROOT / "examples"
+SDK: Final = ROOT / "executors/sdk/c"
+MEMORY_MIB: Final = 512
+IMAGE_MIB: Final = 128  # a power of two, as for all memory of PCI devices
+START_S: Final = 240.0
+JOB_S: Final = 600.0
+LOOK_S: Final = 2.0
+SETUP: Final = """
+mount -t ext4 -o ro /dev/vda /root
+for name in dev proc sys; do mount --bind /$name /root/$name; done
+mount -t tmpfs none /root/tmp
+mkdir -p /root/dev/shm && mount -t tmpfs none /root/dev/shm
+ip link set lo up
+"""
+ENVIRON: Final = (
+    "HOME=/tmp PATH={bin}:/bin:/usr/bin XDG_STATE_HOME=/tmp/state CIEL_ACCESS=/tmp/access.json"
+)
+
+
+class Machine(Guest):
+    """A machine in which commands of ciel run."""
+
+    def __init__(self, place: Path, memory: Path) -> None:
+        device = f"memory-backend-file,id=m,size={IMAGE_MIB}M,share=on,mem-path={memory}"
+        disk = f"file={place / 'disk'},if=virtio,format=raw,readonly=on"
+        options = ("-object", device, "-device", "ivshmem-plain,memdev=m", "-drive", disk)
+        super().__init__(place, MEMORY_MIB, options)
+        self.image = self.run("echo $SHMFS_NAME")
+        environ = ENVIRON.format(bin=Path(sys.prefix, "bin"))
+        self._prefix = f"chroot /root /bin/busybox env -i {environ}"
+
+    def ciel(self, command: str, timeout_s: float = JOB_S) -> str:
+        """Run a command in the disk's root directory; return its output."""
+        return self.run(f"{self._prefix} {command}", timeout_s)
+
+    def serve(self, name: str, command: str, expected: str) -> None:
+        """Start a daemon, and wait until its log has a text."""
+        log = f"/root/tmp/{name}.log"
+        self.run(f"{{ {self._prefix} {command} >{log} 2>&1 & }}")
+        until_s = time.monotonic() + START_S
+        while time.monotonic() < until_s:
+            if self.run(f"grep -c '{expected}' {log}; true").strip() not in ("", "0"):
+                return
+            time.sleep(LOOK_S)
+        raise GuestError(f"no '{expected}': {self.run(f'cat {log}')}")
+
+
+def prepare(place: Path, kernel: Kernel, setup: str) -> None:
+    """Make the files that `Machine` needs."""
+    program = place / "binomial"
+    sources = (EXAMPLES / "binomial" / "binomial.c", SDK / "ciel.c")
+    command: list[str | Path] = [
+        "cc",
+        "-O2",
+        f"-I{SDK}",
+        "-o",
+        program,
+        *sources,
+        "-ljansson",
+        "-lm",
+    ]
+    subprocess.run(command, check=True)
+    guest_disk.make_disk(place, [program])
+    modules = {
+        f"modules/{number}-{name}.ko": kernel.module(name)
+        for number, name in enumerate(guest_disk.MODULES)
+    }
+    files = {"setup": f"{setup}{SETUP}".encode(), **modules}
+    (place / "initrd").write_bytes(archive(files))
+
+
+def work_together(place: Path, memory: Path) -> None:
+    """Run both jobs on two machines. Raises GuestError."""
+    with Machine(place, memory) as one, Machine(place, memory) as other:
+        store = f"scc:path={one.image}"
+        made = f"{store},capacity=48MiB,cores=2"
+        worker = "ciel-worker --access /tmp/access.json --slots 1"
+        print("  the machines run", flush=True)
+        one.serve("master", "ciel-master --listen 127.0.0.1:8100 --access /tmp/access.json", "8100")
+        access = one.run("cat /root/tmp/access.json")
+        for machine in (one, other):
+            machine.run(f"umask 077; echo '{access}' > /root/tmp/access.json")
+        one.serve("worker", f"{worker} --listen 127.0.0.1:8101 --store {made}", "joined the")
+        bridge = f"ciel bridge 0 --store {store} --offer 8100 --offer 8101"
+        one.serve("bridge", bridge, "is core 2")
+        bridge = f"ciel bridge 1 --store {store} --offer 8102"
+        other.serve("bridge", bridge, "port 8100 leads to core 2")
+        other.serve("worker", f"{worker} --listen 127.0.0.1:8102 --store {store}", "joined the")
+        print("  both workers have joined the master", flush=True)
+        price(place, one)
+        search(other)
+
+
+def price(place: Path, client: Machine) -> None:
+    """Price an option, by the pipeline of the example."""
+    words = f"-p binomial {place / 'binomial'} -E STEPS=400 -E CHUNK=40"
+    value = client.ciel(f"ciel sw {words} {EXAMPLES / 'binomial/binomial.sw'}")
+    print(f"  the option is worth {value}", flush=True)
+    if not value.startswith("10.3"):
+        raise GuestError(f"the option is worth {value}, not 10.3…")
+
+
+def search(client: Machine) -> None:
+    """Search Python's library for a word."""
+    value = client.ciel(f"ciel sw -E WORD=lambda {EXAMPLES / 'grep/grep.sw'}")
+    found = json.loads(value)
+    listed = client.run(f"chroot /root /bin/find {sysconfig.get_path('stdlib')} -name '*.py'")
+    files = len(listed.splitlines())
+    print(f"  {found['lines']} lines in {found['files']} files have the word", flush=True)
+    if found["files"] != files or found["lines"] < files // 10:
+        raise GuestError(f"there are {files} files: {value}")
+    expect_both(client)
+
+
+def expect_both(client: Machine) -> None:
+    """Check that both workers have run tasks of the last job."""
+    job = json.loads(client.ciel("ciel job list --json"))[-1]["id"]
+    listed = client.ciel(f"ciel task list --all --json {job}")
+    workers = set(re.findall(r'"worker": ?"([^"]+)"', listed))
+    if len(workers) != 2:
+        raise GuestError(f"one machine has done all of job {job}: {workers}")
