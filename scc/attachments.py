@@ -51,6 +51,11 @@ def place_of(build: Build, instance: str, name: str) -> str:
     return f"{SCHEME}:{build}:{_identity(instance)}:{instance}/{name}"
 
 
+def image_place(instance: str) -> str:
+    """Name the image of an instance on this host, for `ObjectStore.places`."""
+    return f"{SCHEME}:{_identity(instance)}"
+
+
 def open_file(place: str) -> File:
     """Open a committed file; raises StorageError."""
     found = _parsed(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from ciel.core.transports import CORES_MIN
 from ciel.scc.ring import Lookout, Ring, make_segment
 
 CAPACITY_BYTES: Final = 128 * 1024
@@ -13,9 +14,6 @@ CAPACITY_BYTES: Final = 128 * 1024
 SPIN_US: Final = 300.0
 """How long to poll before sleeping, if polling is on: longer than a peer on another core takes to
 send a message, and longer than its wake-up takes."""
-
-CORES_MIN: Final = 4
-"""With fewer cores, a polling process takes the core that its peer needs to answer."""
 
 
 def usual_spin_us(cores: int | None = None) -> float:

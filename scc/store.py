@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import cast
 
 from ciel.core.ids import check_id
-from ciel.scc.attachments import place_of
+from ciel.scc.attachments import image_place, place_of
 from ciel.scc.builds import BUILDS
 from ciel.scc.copies import Copies
 from ciel.scc.cores.by_heartbeats import HeartbeatRegistration
@@ -235,6 +235,7 @@ class SccStore(ObjectStore):
         self._core_count = layout.cores
         self.copies = Copies(layout.capacity_bytes // _COPIES_SHARE)
         try:
+            self.places = (image_place(instance),)
             self._fullness = Fullness(ROOT)
             self._image.sweep()
             self._registration = self._registered(core, layout.cores)

@@ -36,11 +36,12 @@ from ciel.core.events import (
 )
 from ciel.core.ids import ID_MAX_LENGTH, check_id
 from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
+from ciel.core.transports import End, read_end
 from ciel.master import attaching
 from ciel.master.journal import Journal
 from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.queries import topics
+from ciel.master.state.queries import topics, transports
 from ciel.master.state.workers import WorkerFacts
 from ciel.master.waiters import Waiters
 from ciel.master.write_ahead import Consequences, WriteAhead
@@ -130,6 +131,8 @@ class MasterService:
         self._masters: tuple[str, ...] = ()
         self.kv_url = ""
         """The URL of the cluster's key-value base; empty if it has none."""
+        self.own_end = End()
+        """How the table of transports sees this master."""
         self.memory: MemoryQueries | None = None
         """Answers queries about memory servers, and carries out requests."""
         self.on_inconsistent: Callable[[str], object] = _raise
@@ -453,6 +456,8 @@ class MasterService:
             return {"url": self.kv_url}
         if self.memory is not None and topic.startswith("memory"):
             return self.memory.answer(topic, argument if isinstance(argument, dict) else {})
+        if topic == "transports":
+            return transports.describe(self.machine, self.own_end, self._carriers())
         value = topics.answer(self.machine, topic, argument, self._reactor.seconds())
         if topic == "status":
             # Times of jobs are read from this master's clock, so clients need its current time.
@@ -462,6 +467,12 @@ class MasterService:
             if self.memory is not None and (summary := self.memory.summary()):
                 value["memory"] = summary
         return to_json(value)
+
+    def _carriers(self) -> dict[str, str]:
+        """Return what carries the messages of each connected worker."""
+        peers = {name: session.peer for name, session in self._peers.items()
+                 if isinstance(session, PeerSession)}  # fmt: skip
+        return {name: peer.carrier for name, peer in peers.items() if peer is not None}
 
     def change(self, topic: str, argument: Any) -> Any:
         """Carry out a change and return its result; raises CielError."""
@@ -713,6 +724,18 @@ def _is_netloc(text: str) -> bool:
 _PRINTABLE: Final = f"a string of at most {ID_MAX_LENGTH} printable characters"
 
 
+PLACES_MAX: Final = 8
+"""Stores have two levels."""
+
+
+def _are_places(value: Any) -> bool:
+    return (
+        type(value) is list
+        and len(value) <= PLACES_MAX
+        and all(isinstance(p, str) and p.isprintable() and len(p) <= ID_MAX_LENGTH for p in value)
+    )
+
+
 def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     """Read a worker's description of itself; raises ValueError or InvalidIdError."""
     worker, netloc, host = about.get("worker"), about.get("netloc"), about.get("host")
@@ -748,8 +771,14 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         drain_within_s is None or type(drain_within_s) in (int, float)
     ):
         raise ValueError("it must say by true or false whether it drains, and for how many seconds")
+    user, places = about.get("user"), about.get("places")
+    if user is not None and type(user) is not int:
+        raise ValueError("its user must be a number")
+    if places is not None and not _are_places(places):
+        raise ValueError(f"its places must be at most {PLACES_MAX} strings, each {_PRINTABLE}")
     return WorkerFacts(
         str(worker), netloc, host, slots, frozenset(executors), lacking,
         memory_bytes=memory_bytes, hostname=hostname, spool=spool, keeps_objects=keeps_objects,
-        is_draining=is_draining, drain_within_s=drain_within_s,
+        is_draining=is_draining, drain_within_s=drain_within_s, end=read_end(about),
+        user=user, places=None if places is None else tuple(places),
     )  # fmt: skip

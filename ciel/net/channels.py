@@ -18,7 +18,7 @@ An acceptor that cannot create a channel makes no offer; an initiator that canno
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from twisted.internet.interfaces import IUNIXTransport
@@ -28,6 +28,7 @@ from twisted.python.failure import Failure
 
 from ciel.access.keys import Side
 from ciel.core.errors import CielError
+from ciel.plugins import PluginError
 from ciel.wire.errors import DecodeError
 from ciel.wire.frames import Record
 from ciel.wire.session import Session
@@ -114,38 +115,85 @@ class Kind(Protocol):
 
 
 class Channels:
-    """The channels of a process, served by its reactor. Call `close` after the last connection."""
+    """The channels of a process, served by its reactor. Call `close` after the last connection.
 
-    def __init__(self, reactor: Any, kind: Kind) -> None:
+    `kind`: what this side prefers, and programs get; None: they get none. `load`: loads another
+    kind when a peer has chosen it; None: this side accepts no other kind. `choose`: names the kind
+    to offer to a peer, from its hello, or "socket"; by default, `kind` if the peer has it.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        kind: Kind | None,
+        *,
+        load: Callable[[str], Kind] | None = None,
+        choose: Callable[[Mapping[str, Any]], str] | None = None,
+    ) -> None:
         self.kind = kind
         self._reactor = reactor
-        self._lookout = kind.lookout
+        self._load = load
+        self._choose = choose or self._common
+        self._kinds: dict[str, Kind] = {} if kind is None else {kind.name: kind}
+        self._lookouts: dict[Channel, Lookout] = {}  # of the open channels
+        self._in_use: tuple[Lookout, ...] = ()
         self._wait: Callable[[Any], object] | None = None
-
-    @property
-    def names(self) -> list[str]:
-        """The kinds of channels that this side's hello announces."""
-        return [self.kind.name]
+        self._poll_for_s = 0.0  # of the reactor, while no channel is open
 
     @property
     def spin_us(self) -> float:
-        return self._lookout.spin_us
+        return 0.0 if self.kind is None else self.kind.lookout.spin_us
 
-    def add(self, channel: Channel, found: Callable[[int], object]) -> None:
-        """Call `found` with the wanted events of a channel; with a negative number if it fails."""
+    def kind_for(self, about: Mapping[str, Any]) -> Kind | None:
+        """Return the kind to offer to a peer, whose hello says this; None for its socket."""
+        return self.kind_named(self._choose(about))
+
+    def kind_named(self, name: str) -> Kind | None:
+        """Return a kind; None if this side has none of this name, or does not accept it."""
+        if name not in self._kinds and self._load is not None and name:
+            try:
+                self._kinds[name] = self._load(name)
+            except PluginError as error:
+                _log.warn("{error}", error=error)
+        return self._kinds.get(name)
+
+    def _common(self, about: Mapping[str, Any]) -> str:
+        names = about.get(f"{CHANNEL}s")
+        known = self.kind is not None and isinstance(names, list) and self.kind.name in names
+        return self.kind.name if self.kind is not None and known else ""
+
+    def add(
+        self, channel: Channel, found: Callable[[int], object], kind: Kind | None = None
+    ) -> None:
+        """Call `found` with the wanted events of a channel; with a negative number if it fails.
+
+        `kind`: by default the preferred one.
+        """
+        chosen = kind or self.kind
+        assert chosen is not None  # it has opened the channel
+        lookout = chosen.lookout
+        if not self._lookouts:
+            # While a channel is open, its lookout polls; otherwise both would poll, in turn.
+            self._poll_for_s = getattr(self._reactor, "poll_for_s", 0.0)
+            self._reactor.poll_for_s = 0.0
         if self._wait is None:
             # Channels must be polled just before the loop sleeps, for which Twisted has no hook.
             # While the loop runs, peers send no wake-ups: a wake-up costs more than a message.
             self._wait = self._reactor.doIteration
             self._reactor.doIteration = self._iterate
-            self._lookout.glance_at(self._reactor._poller.fileno())
-        self._lookout.add(channel, found)
+        if lookout not in self._in_use:
+            lookout.glance_at(self._reactor._poller.fileno())
+            self._in_use += (lookout,)
+        self._lookouts[channel] = lookout
+        lookout.add(channel, found)
 
     def remove(self, channel: Channel) -> None:
-        self._lookout.remove(channel)
+        self._lookouts.pop(channel).remove(channel)
+        if not self._lookouts:
+            self._reactor.poll_for_s = self._poll_for_s
 
     def want(self, channel: Channel, wants: int) -> None:
-        self._lookout.want(channel, wants)
+        self._lookouts[channel].want(channel, wants)
 
     def close(self) -> None:
         """Restore the reactor's own `doIteration`."""
@@ -154,21 +202,27 @@ class Channels:
             self._wait = None
 
     def _iterate(self, delay_s: float | None) -> None:
-        wait, lookout = self._wait, self._lookout
+        wait, lookouts = self._wait, self._in_use
         assert wait is not None  # `add` sets it before it installs this method
-        if not len(lookout):
+        if not self._lookouts:
             wait(delay_s)
             return
-        if (delay_s is None or delay_s > 0) and lookout.before_wait():
-            delay_s = 0
+        if delay_s is None or delay_s > 0:
+            for lookout in lookouts:  # each one: peers send wake-ups only after it
+                if lookout.before_wait():
+                    delay_s = 0
         wait(delay_s)
-        lookout.after_wait()
+        for lookout in lookouts:
+            lookout.after_wait()
 
 
 class ChannelTransport:
     """Twisted's transport of a `ControlPeer` that writes to, and later reads from, a channel."""
 
-    def __init__(self, channels: Channels, channel: Channel, socket: Any, peer: Any) -> None:
+    def __init__(
+        self, channels: Channels, kind: Kind, channel: Channel, socket: Any, peer: Any
+    ) -> None:
+        self.kind = kind
         self._channels = channels
         self._channel = channel
         self._socket = socket
@@ -176,11 +230,11 @@ class ChannelTransport:
         self._held = bytearray()
         self._producer: Any = None
         self._is_reading = self._is_paused = self._is_ending = self._is_over = False
-        channels.add(channel, self._found)
+        channels.add(channel, self._found, kind)
 
     def begin_reading(self) -> None:
         """Read from the channel from now on: the peer's last record on the socket has arrived."""
-        _log.info("{peer!r} continues over {kind}", peer=self._peer, kind=self._channels.kind.name)
+        _log.info("{peer!r} continues over {kind}", peer=self._peer, kind=self.kind.name)
         self._is_reading = True
         self._socket.protocol = self
         self._want()
@@ -343,10 +397,9 @@ class ChannelNegotiation:
             return None
         negotiation = cls(channels, peer, session, write, switch)
         if session.side is Side.ACCEPTOR:
-            known = peer.hello.about.get(f"{CHANNEL}s")
-            if not isinstance(known, list) or channels.kind.name not in known:
+            if (kind := channels.kind_for(peer.hello.about)) is None:
                 return None
-            negotiation._offer()
+            negotiation._offer(kind)
         return None if negotiation.is_over else negotiation
 
     def take_descriptor(self, descriptor: int) -> None:
@@ -391,8 +444,7 @@ class ChannelNegotiation:
             case _:
                 raise DecodeError(f"malformed {CHANNEL}")
 
-    def _offer(self) -> None:
-        kind = self._channels.kind
+    def _offer(self, kind: Kind) -> None:
         try:
             self._descriptor = kind.make()
             channel = kind.open(self._descriptor, 0, self._socket.fileno())
@@ -403,14 +455,14 @@ class ChannelNegotiation:
             )  # fmt: skip
             self._done()
             return
-        self._transport = ChannelTransport(self._channels, channel, self._socket, self._peer)
+        self._transport = ChannelTransport(self._channels, kind, channel, self._socket, self._peer)
         self._socket.sendFileDescriptor(self._descriptor)
         self._send("offer", kind.name)
 
     def _take_offer(self, name: str) -> None:
-        kind = self._channels.kind
+        kind = self._channels.kind_named(name)
         try:
-            if name != kind.name:
+            if kind is None:
                 raise ChannelError(f"there is no channel {name[:40]!a}")
             if self._descriptor < 0:
                 raise ChannelError("the offer had no descriptor")
@@ -419,7 +471,7 @@ class ChannelNegotiation:
             self._send("leave", str(error))
             self._done()
             return
-        self._transport = ChannelTransport(self._channels, channel, self._socket, self._peer)
+        self._transport = ChannelTransport(self._channels, kind, channel, self._socket, self._peer)
         self._send("take")
         self._switch(self._transport)
 

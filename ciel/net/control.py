@@ -21,7 +21,11 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IFileDescriptorReceiver, ITCPTransport
+from twisted.internet.interfaces import (
+    IFileDescriptorReceiver,
+    ITCPTransport,
+    IUNIXTransport,
+)
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
@@ -30,6 +34,7 @@ from zope.interface import classImplements
 
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
+from ciel.core.transports import SOCKET, TCP
 from ciel.net.channels import ChannelNegotiation, Channels, ChannelTransport
 from ciel.net.flight_recorder import ENDED, RECEIVED, SENT, FlightRecorder
 from ciel.net.ticks import SEND, Clock, DelayedCall, Ticks
@@ -110,6 +115,8 @@ class Peer(Protocol):
     address: str
     failure: WireError | None
 
+    @property
+    def carrier(self) -> str: ...
     @property
     def is_congested(self) -> bool: ...
     @property
@@ -195,6 +202,13 @@ class ControlPeer:
     def is_open(self) -> bool:
         """Whether messages can be sent; once the connection is ending, they are ignored."""
         return self.hello is not None and self._end is None
+
+    @property
+    def carrier(self) -> str:
+        """The carrier of messages now: TCP, SOCKET, or the name of a kind of channel."""
+        if isinstance(self.transport, ChannelTransport):
+            return self.transport.kind.name
+        return SOCKET if IUNIXTransport.providedBy(self.transport) else TCP
 
     @property
     def queued_bytes(self) -> int:

@@ -433,6 +433,7 @@ class FileStore(ObjectStore):
         self._adopted: set[str] = set()  # objects whose files other stores have written
         self._shelf = Shelf(os.path.abspath(directory), options)
         self.directories = (self._shelf.objects_path,)
+        self.places = (f"files:{os.stat(self._shelf.objects_path).st_dev}",)
 
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> FileWriter:
         check_id(object_id)

@@ -411,6 +411,9 @@ class ObjectStore(ABC):
     """If a `source` starts with one of these, this store can adopt it or copy it as a file."""
     directories: tuple[str, ...] = ()
     """Directories of files that are committed objects, into which no program should write."""
+    places: tuple[str, ...] = ()
+    """Names the memory or file system of each level, the fastest first. Stores of one user on one
+    host exchange objects without a copy if they have a place in common (`core.transports`)."""
     about: str = ""
     """The resources that the store found, for the log, if these differ between hosts. An example:
     `/dev/shm; no arena with huge pages: Operation not permitted`."""

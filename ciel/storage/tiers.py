@@ -352,6 +352,7 @@ class TieredStore(ObjectStore):
         )
         self.sources, self.about = upper.sources, upper.about
         self.directories = upper.directories + lower.directories
+        self.places = upper.places + lower.places
         self.levels_by_place = (lower, upper)  # indexed by `is_above`
         self.wait_s = wait_s
         self.reading: tuple[set[int], set[int]] = (set(), set())

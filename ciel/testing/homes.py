@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
+from ciel.core.transports import CORES_MIN, NOT_OPEN
 from ciel.worker.host import new_worker_id
 
 BIN = Path(sys.executable).parent
@@ -234,7 +235,16 @@ class HandCluster:
         for worker_log in begun:
             cluster.await_worker(worker_log)
         home.environ["CIEL_ACCESS"] = str(access)
+        cluster.await_channels()
         return cluster
+
+    def await_channels(self) -> None:
+        """Wait until the daemons have switched to the channels that they chose, if these are not
+        sockets: that opens descriptors.
+        """
+        if self.workers and len(os.sched_getaffinity(0)) >= CORES_MIN:
+            command = ("ciel", "status", "--transports")
+            wait_for(lambda: NOT_OPEN not in self.home.run(*command).stdout, "open channels")
 
     @property
     def url(self) -> str:
@@ -255,6 +265,7 @@ class HandCluster:
     def start_worker(self, *options: str) -> subprocess.Popen[str]:
         """Start a worker with one slot; return it when it has joined."""
         self.await_worker(self.begin_worker(*options))
+        self.await_channels()
         return self.workers[-1]
 
     def begin_worker(self, *options: str) -> Path:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.scc.channels import CORES_MIN, RingKind, usual_spin_us
+from ciel.core.transports import CORES_MIN
+from ciel.scc.channels import RingKind, usual_spin_us
 from ciel.scc.ring import BYTES, ROOM, Lookout, Ring, RingError, make_segment
 from ciel.testing.c_programs import compiled
 from ciel.testing.homes import descriptors_of

@@ -80,9 +80,10 @@ class Talk:
 
 @pytest.fixture
 def channels(in_reactor: Any) -> Iterator[Channels]:
-    channels = Channels(in_reactor.reactor, RingKind(50))
+    kind = RingKind(50)
+    channels = Channels(in_reactor.reactor, kind)
     yield channels
-    assert not len(channels.kind.lookout)
+    assert not len(kind.lookout)
     in_reactor(channels.close)
 
 

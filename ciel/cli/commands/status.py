@@ -21,6 +21,7 @@ from ciel.cli.output.workers import render_workers
 from ciel.cli.parsing.options import add_cluster_options, make_parser
 
 _LOGIN_PATH: Final = "/control/browse/enter"
+_NO_WORKERS: Final = "no workers: nothing can run"
 _EPILOG: Final = """\
 The link works once, within a minute, and only on the master's host. It gives the browser a cookie,
 with which it can read the web pages for 12 hours and change nothing. From another computer, forward
@@ -39,15 +40,24 @@ def main(prog: str, words: Sequence[str]) -> int:
 def _status(words: Sequence[str]) -> int:
     """Query the master, and print its status."""
     parser = make_parser("ciel status", "Show the cluster, its workers and jobs.")
+    parser.add_argument(
+        "--transports",
+        action="store_true",
+        help="show how messages and objects reach each worker, and why",
+    )
     add_cluster_options(parser)
     args = parser.parse_args(words)
     with closing(connect(args, "ciel status")) as client:
         status = client.ask("status")
+        if args.transports:
+            status["transports"] = client.ask("transports")
         origin = client.location.origin
     del status["now_s"], status["epoch_s"]  # of the master's monotonic clock
     status["up_s"] = round(time.time() - status.pop("started_at_s"), 3)
     if args.json:
         print_json(status)
+    elif args.transports:
+        print_text("\n".join(render_transports(status["transports"])) or _NO_WORKERS)
     else:
         print_text(render(status, origin, screen_width()))
     return Status.DONE
@@ -67,6 +77,19 @@ def render(status: dict[str, Any], origin: str, width: int | None = None) -> str
             render_workers(status["workers"], width),
         ]
     )
+
+
+def render_transports(workers: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines about each worker; workers from which objects come alike share a line."""
+    for worker in workers:
+        control = worker["control"]
+        yield f"{worker['worker']} at {worker['netloc']}"
+        yield f"  messages: {control['way'] or 'none'}, because {control['reason']}"
+        sources: dict[tuple[str, str], list[str]] = {}
+        for item in worker["objects"]:
+            sources.setdefault((item["way"], item["reason"]), []).append(item["from"])
+        for (way, reason), names in sources.items():
+            yield f"  objects from {', '.join(names)}: {way}, because {reason}"
 
 
 def _memory(found: dict[str, int] | None) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ciel.access.paths import access_path
 from ciel.access.pruning import try_prune_ended
 from ciel.access.settings import require_safe_listen
 from ciel.cli.daemons.addresses import advertised, host_and_port, reachable_address, with_port
-from ciel.cli.daemons.channels import add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.channels import add_channel_options, open_channels, own_end
 from ciel.cli.daemons.cluster_state import JobState, kv_url
 from ciel.cli.daemons.compactor import COMPACT_FROM_BYTES, Compactor
 from ciel.cli.daemons.errors import DaemonError
@@ -248,8 +248,7 @@ class Master:
         """
         options, reactor = self._options, self._reactor
         ticks = Ticks(reactor)
-        channels = open_channels(reactor, options)
-        reactor.poll_for_s = poll_s(options, 0.0)
+        channels = open_channels(reactor, options, 0.0)
         about = {
             "version": ciel.__version__, "cluster_id": cluster_id, "url": url, "epoch": epoch
         }  # fmt: skip
@@ -262,6 +261,7 @@ class Master:
         service = self._service = MasterService(
             reactor, ticks, journal, about, machine, is_restored=restored.epoch > 0
         )
+        service.own_end = own_end(options)
         service.on_inconsistent = self._fail_inconsistent
         self._serve_state(service, key, cluster_id)
         memory = self._serve_memory(service, restored, is_elected=bool(before))

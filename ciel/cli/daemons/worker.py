@@ -25,7 +25,12 @@ from ciel.cli.daemons.addresses import (
     try_address,
     with_port,
 )
-from ciel.cli.daemons.channels import WORKER_POLL_US, add_channel_options, open_channels, poll_s
+from ciel.cli.daemons.channels import (
+    WORKER_POLL_US,
+    add_channel_options,
+    open_channels,
+    own_end,
+)
 from ciel.cli.daemons.cluster_state import kv_environment, kv_url
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
@@ -217,8 +222,7 @@ class Worker:
         """
         reactor, options = self._reactor, self._options
         address, ticks = advertised(options), Ticks(reactor)
-        channels = open_channels(reactor, options)
-        reactor.poll_for_s = poll_s(options, WORKER_POLL_US)
+        channels = open_channels(reactor, options, WORKER_POLL_US)
         become_subreaper()
         spool = self._keep(self._spool)
         spool.open()
@@ -265,7 +269,8 @@ class Worker:
         )  # fmt: skip
         service.set_components(attempts, interactive, fetcher, boards)
 
-        about = self._about(machine, executors, channels)
+        is_shared = peer_stores is not None
+        about = self._about(machine, executors, store.places if is_shared else ())
         begin = partial(self._begin_session, key, cluster_id, about, master, machine, masters)
         dial = partial(_control_peer, reactor, ticks, begin, channels)
         reconnector = self._reconnector(control, dial, service, masters)
@@ -348,13 +353,15 @@ class Worker:
         return machine
 
     def _about(
-        self, machine: WorkerMachine, executors: Executors, channels: Channels | None
+        self, machine: WorkerMachine, executors: Executors, places: tuple[str, ...]
     ) -> dict[str, Any]:
-        """Return how this worker describes itself to the master."""
-        return {
+        """Return how this worker describes itself to the master. `places`: of the store that other
+        workers can reach.
+        """
+        return own_end(self._options).described() | {
             "netloc": machine.netloc, "host": machine.host, "slots": machine.slots,
             "memory_bytes": machine.memory_bytes, "executors": sorted(executors.offered),
-            "lacking": executors.lacking, "channels": channels.names if channels else [],
+            "lacking": executors.lacking, "user": os.geteuid(), "places": list(places),
         }  # fmt: skip
 
     def _begin_session(

@@ -12,6 +12,7 @@ from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.core.tasks import Needs
+from ciel.core.transports import End, Store
 from ciel.master.state.placement.credit import Credit
 
 AttemptKey = tuple[str, str, int]
@@ -38,6 +39,13 @@ class WorkerFacts(NamedTuple):
     keeps_objects: bool = False  # a worker that is started again with this directory has them
     is_draining: bool = False  # an earlier master has ordered it
     drain_within_s: float | None = None  # the time left for its tasks; None: no limit
+    end: End = End()  # of its connection to the master
+    user: int | None = None
+    places: tuple[str, ...] | None = None  # see `transports.Store`
+
+    @property
+    def store(self) -> Store:
+        return Store(self.host, self.user, self.places)
 
 
 class WorkerNode:

@@ -56,6 +56,7 @@ class RemoteSpill(ObjectStore):
     def __init__(self, disk: ObjectStore, memory: RemoteMemory) -> None:
         self.capabilities = disk.capabilities
         self.sources, self.directories, self.about = disk.sources, disk.directories, disk.about
+        self.places = disk.places
         self._disk = disk
         self._memory = memory
         self._objects: dict[str, Kept] = {}

@@ -62,7 +62,7 @@ def channel_environment(channels: Channels | None) -> Mapping[str, str]:
     Unless both sides poll before they sleep, another transport costs more than FIFOs do
     (docs/adr/0025).
     """
-    if channels is None or not channels.spin_us:
+    if channels is None or channels.kind is None or not channels.spin_us:
         return {}
     return {"CIEL_CHANNEL": f"{channels.kind.name}:{channels.spin_us:g}"}
 
@@ -376,12 +376,14 @@ class _Outgoing:
         """Take a transport that the program offers, for the next frames; None: keep the FIFO."""
         if self._holds_both_ends or self._waiting or not _is_descriptor(path):
             return None
+        if (kind := channels.kind) is None:
+            return None
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
         try:
-            transport = channels.kind.open(descriptor, 1, self._pipe)
+            transport = kind.open(descriptor, 1, self._pipe)
         except CielError:
             return None
         finally:

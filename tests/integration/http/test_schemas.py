@@ -72,6 +72,7 @@ def cluster(
     "name, words",
     [
         ("status", []),
+        ("status", ["--transports"]),
         ("job list", []),
         ("job info", ["1,2"]),
         ("job wait", ["1"]),

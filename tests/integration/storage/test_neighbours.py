@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -97,6 +98,39 @@ def test_an_object_is_copied_between_two_stores_in_one_hop_without_http(
     assert shmd["not_served"] == 0
     # The master received no queries, only reports of four tasks, and later of the two copies.
     assert messages(counted) == {"report": 4, "stored": 2}
+
+
+WAYS = {"link": "linked", "copy": "copied", "memory": "discovered"}
+ONE_IMAGE = f"{IMAGE},cores=2,instance=neighbours-{os.getpid()}"
+
+
+@pytest.mark.requirement("CIB-53")
+@pytest.mark.parametrize(
+    "one, other, way",
+    [
+        ("disk", "disk", "link"),
+        ("disk", "shm:capacity=16MiB,spill=no", "copy"),
+        (IMAGE, IMAGE, "copy"),
+        (ONE_IMAGE, ONE_IMAGE, "memory"),
+    ],
+    ids=["directories", "disk and memory", "images", "one image"],
+)
+def test_objects_travel_as_ciel_status_says(
+    home: Home, tmp_path: Path, one: str, other: str, way: str
+) -> None:
+    cluster = HandCluster.start(home, 0)
+    try:
+        for log in [cluster.begin_worker("--store", spec) for spec in (one, other)]:
+            cluster.await_worker(log)
+        shown = json.loads(home.run("ciel", "status", "--transports", "--json").stdout)[
+            "transports"
+        ]
+        fetches = exchange(cluster, tmp_path)["fetches"]
+    finally:
+        cluster.stop()
+    assert [item["way"] for worker in shown for item in worker["objects"]] == [way, way]
+    used = {name: fetches[name] for name in (*WAYS.values(), "http") if fetches[name]}
+    assert used == {WAYS[way]: 2}
 
 
 def messages(counted: Counters) -> dict[str, int]:
