@@ -6,6 +6,9 @@ A core moves only the objects that it has. So a core that needs space first asks
 the objects there were used longer ago. The answer says how many bytes that core has freed, and when
 it used its next object last. The answer to a question about 0 bytes says only the latter. All times
 are of the monotonic clock, which the processes of a host share.
+
+The tools and the mount ask in the same way, in C (`tools/asking.c`). They have no objects that
+cores could move.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import NEVER_S, Answer
@@ -28,13 +32,59 @@ ASK_S = 10.0
 _WAITING_MAX = 64
 
 
+class Ask(Protocol):
+    """A way to ask other cores. Cores that it cannot reach need another one, which may answer in
+    its own way; `Neighbours` compares the answers of all. Every wait must end.
+    """
+
+    def others(self) -> Sequence[str]:
+        """Return the cores that this way reaches."""
+        ...
+
+    def question(self, other: str, wanted_bytes: int, before_s: float) -> Answer:
+        """Ask one core; a core that does not answer has nothing to move."""
+        ...
+
+
+class AskBySocket:
+    """Asks the cores of this kernel, at their sockets in the directory of the instance."""
+
+    def __init__(self, directory: str, own: str) -> None:
+        self._directory = directory
+        self._own = own
+
+    def others(self) -> list[str]:
+        names = os.listdir(self._directory)
+        return [name for name in names if name.startswith(_PREFIX) and name != self._own]
+
+    def question(self, other: str, wanted_bytes: int, before_s: float) -> Answer:
+        """There is a connection for each question, since a core answers one connection at a
+        time.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            asking.settimeout(ASK_S)
+            try:
+                asking.connect(f"{self._directory}/{other}")
+                asking.send(_QUESTION.pack(wanted_bytes, before_s))
+                return Answer(*_ANSWER.unpack(asking.recv(_ANSWER.size)))
+            except ConnectionRefusedError:  # its process has died
+                with suppress(OSError):
+                    os.unlink(f"{self._directory}/{other}")
+            except (OSError, struct.error):  # it ends now, or takes too long
+                pass
+        return Answer(0, NEVER_S)
+
+
 class Neighbours:
     """Asks the cores of the same image for space, and answers their questions at a socket."""
 
-    def __init__(self, hold_fd: int, name: str) -> None:
-        """`hold_fd`: the directory of the instance, which stays open meanwhile."""
+    def __init__(self, hold_fd: int, name: str, *more: Ask) -> None:
+        """`hold_fd`: the directory of the instance, which stays open meanwhile. `more`: ways to ask
+        cores that have no socket there.
+        """
         self._directory = f"/proc/self/fd/{hold_fd}"  # so that the address is short enough
         self._own = f"{_PREFIX}{name}"
+        self._ways: tuple[Ask, ...] = (AskBySocket(self._directory, self._own), *more)
         self._listening: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
@@ -60,40 +110,22 @@ class Neighbours:
         the oldest first.
         """
         freed_bytes = 0
-        oldest = {other: self._question(other, 0, before_s).next_s for other in self._others()}
+        oldest = {
+            (way, other): way.question(other, 0, before_s).next_s
+            for way in self._ways
+            for other in way.others()
+        }
         while freed_bytes < wanted_bytes and oldest:
-            other = min(oldest, key=oldest.__getitem__)
-            first_s = oldest.pop(other)
+            way, other = place = min(oldest, key=oldest.__getitem__)
+            first_s = oldest.pop(place)
             if first_s >= before_s:
                 return Answer(freed_bytes, first_s)
             until_s = min([before_s, *oldest.values()])
-            answer = self._question(other, wanted_bytes - freed_bytes, until_s)
+            answer = way.question(other, wanted_bytes - freed_bytes, until_s)
             freed_bytes += answer.freed_bytes
             if answer.next_s > first_s:  # else its objects cannot move now
-                oldest[other] = answer.next_s
+                oldest[place] = answer.next_s
         return Answer(freed_bytes, min(oldest.values(), default=NEVER_S))
-
-    def _others(self) -> list[str]:
-        names = os.listdir(self._directory)
-        return [name for name in names if name.startswith(_PREFIX) and name != self._own]
-
-    def _question(self, other: str, wanted_bytes: int, before_s: float) -> Answer:
-        """Ask one core; a core that does not answer has nothing to move.
-
-        There is a connection for each question, since a core answers one connection at a time.
-        """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-            asking.settimeout(ASK_S)
-            try:
-                asking.connect(f"{self._directory}/{other}")
-                asking.send(_QUESTION.pack(wanted_bytes, before_s))
-                return Answer(*_ANSWER.unpack(asking.recv(_ANSWER.size)))
-            except ConnectionRefusedError:  # its process has died
-                with suppress(OSError):
-                    os.unlink(f"{self._directory}/{other}")
-            except (OSError, struct.error):  # it ends now, or takes too long
-                pass
-        return Answer(0, NEVER_S)
 
     def _answer_all(self, listening: socket.socket, free: Callable[[int, float], Answer]) -> None:
         while True:

@@ -131,6 +131,12 @@ struct shmfs_options {
     /* Called when this client begins a change. It may end the process, and it does not return while
      * others may believe that this client is dead. */
     void (*begins_change)(void *argument);
+    /* Let other processes free space, if possible at least `wanted_bytes`. Return whether they have
+     * freed any, so that the call tries again. A call that finds too few blocks, inodes or entries
+     * calls it, in the thread of the call and without a lock. It must not use this client. Default:
+     * the call fails at once. (CIB-52) */
+    bool (*free_space)(void *argument, uint64_t wanted_bytes);
+    void *free_space_argument;
     uint32_t seed; /* of the strict build's random choices */
     /* Read the image and never change it: the memory may be mapped without PROT_WRITE. The client
      * takes no slot, no lock and no handle in the image, so other clients may remove a file while

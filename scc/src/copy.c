@@ -41,9 +41,13 @@ static int place_at(struct shmfs *fs, struct shmfs_handle *file, uint64_t offset
     int error = shmfs_place(fs, file, offset_bytes, place, run_bytes);
     if (error != SHMFS_ERROR_ARGUMENT)
         return error;
-    error = shmfs_reserve(fs, file, offset_bytes + (offset_bytes < PIECE_BYTES ? PIECE_BYTES
-                                                                                : offset_bytes));
-    if (error == SHMFS_ERROR_NO_BLOCKS)
+    struct shmfs_statistics now;
+    const uint64_t more_bytes = offset_bytes < PIECE_BYTES ? PIECE_BYTES : offset_bytes;
+    shmfs_statfs(fs, &now);
+    error = SHMFS_ERROR_NO_BLOCKS;
+    if (more_bytes <= now.free_block_count * now.block_bytes)
+        error = shmfs_reserve(fs, file, offset_bytes + more_bytes);
+    if (error == SHMFS_ERROR_NO_BLOCKS) /* others need not free space that may stay unused */
         error = shmfs_reserve(fs, file, offset_bytes + 1);
     return error ? error : shmfs_place(fs, file, offset_bytes, place, run_bytes);
 }

@@ -35,9 +35,36 @@ static void step_in(struct shmfs *fs)
 #endif
 }
 
-/* Return whether sweeping has freed something, so that the caller should retry: files of dead
- * clients, or files that this client could not free because a lock was not available. */
-static bool found_room(struct shmfs *fs, int64_t error)
+static uint64_t free_blocks(struct shmfs *fs)
+{
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < fs->shape.geometry.shard_count; i++) {
+        const struct image_group *group = group_at(fs, i);
+        port_invalidate(&fs->port, group, sizeof *group);
+        count += port_load32(&fs->port, &group->block_free_count);
+    }
+    return count;
+}
+
+/* Let other processes free space for so many blocks. Return whether they have freed any. */
+static bool others_freed(struct shmfs *fs, uint64_t blocks)
+{
+    const struct shmfs_options *options = &fs->options;
+    if (!options->free_space)
+        return false;
+    const uint64_t free = free_blocks(fs);
+    const uint64_t lacking = blocks > free ? blocks - free : 1;
+    step_out(fs);
+    const bool freed = options->free_space(options->free_space_argument,
+                                           lacking * fs->shape.geometry.block_bytes);
+    step_in(fs);
+    return freed;
+}
+
+/* Return whether space was found for so many more blocks, so that the caller should retry. Sweeping
+ * frees files of dead clients, and files that this client could not free because a lock was not
+ * available. */
+static bool found_room(struct shmfs *fs, int64_t error, uint64_t blocks)
 {
     if (error != SHMFS_ERROR_NO_BLOCKS && error != SHMFS_ERROR_NO_INODES &&
         error != SHMFS_ERROR_NO_ENTRIES)
@@ -45,7 +72,8 @@ static bool found_room(struct shmfs *fs, int64_t error)
     log_discard(fs);
     lock_drop_all(fs);
     const uint32_t owed = fs->has_orphans + fs->lost_count;
-    return client_sweep(fs) > 0 || fs->has_orphans + fs->lost_count < owed;
+    return client_sweep(fs) > 0 || fs->has_orphans + fs->lost_count < owed ||
+           others_freed(fs, blocks);
 }
 
 static uint64_t blocks_for(const struct shmfs *fs, uint64_t size_bytes)
@@ -116,6 +144,7 @@ int shmfs_create(struct shmfs *fs, const char *text, uint64_t size_hint_bytes,
                  struct shmfs_handle *handle)
 {
     struct name name;
+    const uint64_t blocks = blocks_for(fs, size_hint_bytes);
     handle->inode = 0;
     int error = text ? name_read(fs, text, &name) : 0;
     if (error || fs->options.is_read_only)
@@ -123,7 +152,7 @@ int shmfs_create(struct shmfs *fs, const char *text, uint64_t size_hint_bytes,
     enter(fs);
     do
         error = create(fs, text ? &name : NULL, size_hint_bytes, handle);
-    while (found_room(fs, error));
+    while (blocks <= fs->shape.geometry.block_count && found_room(fs, error, blocks));
     return leave(fs, error);
 }
 
@@ -342,7 +371,8 @@ static int make_room(struct shmfs *fs, struct shmfs_handle *handle, struct image
     if (spare && blocks + spare <= fs->shape.geometry.block_count)
         error = inode_grow(fs, handle, (uint32_t)blocks + spare);
     while (error == SHMFS_ERROR_NO_BLOCKS &&
-           (error = inode_grow(fs, handle, (uint32_t)blocks)) && found_room(fs, error))
+           (error = inode_grow(fs, handle, (uint32_t)blocks)) &&
+           found_room(fs, error, blocks - copy->block_count))
         ;
     return error ? error : writing(fs, handle, copy);
 }
@@ -538,7 +568,7 @@ int shmfs_commit(struct shmfs *fs, struct shmfs_handle *handle, const char *text
     enter(fs);
     do
         error = commit(fs, handle, text ? &name : NULL);
-    while (found_room(fs, error));
+    while (found_room(fs, error, 0));
     return leave(fs, error);
 }
 
@@ -649,7 +679,7 @@ int shmfs_link(struct shmfs *fs, const char *target, const char *text)
     enter(fs);
     do
         error = link_names(fs, names);
-    while (found_room(fs, error));
+    while (found_room(fs, error, 0));
     return leave(fs, error);
 }
 
@@ -833,10 +863,9 @@ int shmfs_statfs(struct shmfs *fs, struct shmfs_statistics *statistics)
     for (uint32_t i = 0; i < geometry->client_count; i++)
         statistics->attached_count +=
             port_register_load(&client_at(fs, i)->state) == CLIENT_ATTACHED;
+    statistics->free_block_count = free_blocks(fs);
     for (uint32_t i = 0; i < geometry->shard_count; i++) {
         const struct image_group *group = group_at(fs, i);
-        port_invalidate(&fs->port, group, sizeof *group);
-        statistics->free_block_count += port_load32(&fs->port, &group->block_free_count);
         statistics->free_inode_count += port_load32(&fs->port, &group->inode_free_count);
         statistics->free_entry_count += port_load32(&fs->port, &group->entry_free_count);
     }

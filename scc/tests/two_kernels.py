@@ -33,7 +33,9 @@ LIBRARY: Final = (
     "port", "superblock", "lock", "log", "fat", "inode", "directory", "file", "client", "copy",
     "check", "shmfs", "mpb", "mpb_pieces", "rcce", "device",
 )  # fmt: skip
-SHARED: Final = ("device_image", "files", "options", "printing", "loading", "io_token", "io_device")
+SHARED: Final = (
+    "device_image", "files", "options", "printing", "asking", "loading", "io_token", "io_device",
+)  # fmt: skip
 FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-static")
 MEMORY_MIB: Final = 64
 KILLS: Final = int(os.environ.get("KILLS", "5"))

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "asking.h"
 #include "image.h"
 #include "tool.h"
 
@@ -162,9 +163,28 @@ bool tool_is_whole(struct tool *tool, const struct tool_image *image)
     return false;
 }
 
+bool tool_free_space(const struct tool_image *image)
+{
+    return cores_free(image->control_path, image->lacking_bytes) > 0;
+}
+
+/* For `struct shmfs_options`. */
+static bool free_space(void *argument, uint64_t wanted_bytes)
+{
+    struct tool_image *image = argument;
+    if (!image->has_turn) /* several threads of the mount may be here */
+        return cores_free(image->control_path, wanted_bytes) > 0;
+    image->lacking_bytes = wanted_bytes;
+    return false;
+}
+
 bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
 {
-    struct shmfs_options options = {.is_read_only = !is_writable};
+    struct shmfs_options options = {
+        .is_read_only = !is_writable,
+        .free_space = free_space,
+        .free_space_argument = image,
+    };
     if (!tool_map(tool, image, is_writable) || !tool_is_whole(tool, image))
         return false;
     if (image->lives_by_heartbeats && is_writable) {

@@ -49,29 +49,40 @@ static int open_source(struct tool *tool, const char *path, struct stat *status)
     return -1;
 }
 
-bool tool_load(struct tool *tool, struct tool_image *image, const char *path, uint32_t limit)
+/* Load an open file when it is its turn at the disk. Returns an error of shmfs, or 1 if it failed
+ * before that, and the reason is printed. */
+static int load_in_turn(struct tool *tool, struct tool_image *image, const char *path, int fd,
+                        const struct stat *status, uint32_t limit)
 {
-    struct stat status;
-    int fd = open_source(tool, path, &status);
-    if (fd < 0)
-        return false;
     const char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
-    int token = tool_await_turn(tool, path, status.st_size, S_ISREG(status.st_mode), limit);
-    if (token < 0) {
-        close(fd);
-        return false;
-    }
+    int token =
+        tool_await_turn(tool, path, status->st_size, S_ISREG(status->st_mode), limit);
+    if (token < 0)
+        return 1;
+    image->has_turn = token != TOOL_NO_TURN;
+    image->lacking_bytes = 0;
     int error = shmfs_io_begin(image->fs, 0, -1); /* no limit: only counts the job */
     if (!error) {
-        error = shmfs_load(image->fs, fd, name);
+        error = shmfs_load(image->fs, fd, slash ? slash + 1 : path);
         int cause = errno;
         shmfs_io_end(image->fs);
         errno = cause;
     }
-    if (token != TOOL_NO_TURN)
+    if (image->has_turn)
         io_token_release(token);
-    if (error)
+    return error;
+}
+
+bool tool_load(struct tool *tool, struct tool_image *image, const char *path, uint32_t limit)
+{
+    struct stat status;
+    int error, fd = open_source(tool, path, &status);
+    if (fd < 0)
+        return false;
+    do /* a file can be read again, and only a file takes turns */
+        error = load_in_turn(tool, image, path, fd, &status, limit);
+    while (error < 0 && image->lacking_bytes && !lseek(fd, 0, SEEK_SET) && tool_free_space(image));
+    if (error < 0)
         tool_failed(tool, "%s cannot be loaded: %s", path, tool_error_text(error));
     close(fd);
     return !error;

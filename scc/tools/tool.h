@@ -55,6 +55,8 @@ struct tool_image {
     int data_fd;
     void *storage;
     struct shmfs *fs; /* NULL: not attached */
+    bool has_turn;    /* of a disk: the cores may wait for it, so they are not asked for space */
+    uint64_t lacking_bytes; /* that a call lacked meanwhile; 0: none did */
     /* of an image in one file */
     void *device_base;
     uint64_t device_bytes;
@@ -101,6 +103,9 @@ bool tool_is_whole(struct tool *tool, const struct tool_image *image);
 /* Map the files and attach as a client. Prints the reason on failure. A tool that does not write
  * maps the files read-only, and leaves no trace in the image. */
 bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable);
+
+/* Let the cores of the image free `lacking_bytes`. Returns whether they have freed any. */
+bool tool_free_space(const struct tool_image *image);
 
 /* Detach if attached. Returns the exit status. */
 int tool_end(struct tool *tool, struct tool_image *image);

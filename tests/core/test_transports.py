@@ -43,7 +43,7 @@ def by_hand(wish: str, *, cores: int = CORES_MIN) -> End:
 CONTROL: list[tuple[int, End, End, bool, str, str]] = [
     (0, BIG, BIG, False, TCP, "over the network"),
     (0, by_hand(RING), by_hand(RING), False, TCP, "over the network"),
-    (1, by_hand(RING), by_hand("mpb"), True, SOCKET, "--channel ring, and the worker with --channel mpb"),
+    (1, by_hand(RING), by_hand("mpb"), True, SOCKET, "and the worker with --channel mpb"),
     (1, by_hand(SOCKET), by_hand(RING), True, SOCKET, "and the worker with --channel ring"),
     (2, BIG, by_hand(SOCKET), True, SOCKET, "--channel socket was given"),
     (2, by_hand(SOCKET), BIG, True, SOCKET, "--channel socket was given"),

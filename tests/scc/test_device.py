@@ -16,9 +16,9 @@ from ciel.testing.shm_tools import TOOL_DIRECTORY
 ROOT = Path(__file__).parents[2]
 SOURCES = (
     "tests/two_kernels.c", "tools/device_image.c", "tools/files.c", "tools/options.c",
-    "tools/printing.c", "src/device.c", "src/mpb.c", "src/mpb_pieces.c", "src/rcce.c",
-    "src/port.c", "src/superblock.c", "src/lock.c", "src/log.c", "src/fat.c", "src/inode.c",
-    "src/directory.c", "src/file.c", "src/client.c", "src/copy.c", "src/check.c",
+    "tools/printing.c", "tools/asking.c", "src/device.c", "src/mpb.c", "src/mpb_pieces.c",
+    "src/rcce.c", "src/port.c", "src/superblock.c", "src/lock.c", "src/log.c", "src/fat.c",
+    "src/inode.c", "src/directory.c", "src/file.c", "src/client.c", "src/copy.c", "src/check.c",
     "src/shmfs.c",
 )  # fmt: skip
 MIB = 1 << 20
