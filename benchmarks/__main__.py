@@ -405,6 +405,7 @@ PARTS = (
     ("mpb", "trip_8_us"),
     ("mpb", "one_way_8_gb_per_s"),
     ("ring", "hop_us_socket"),
+    *(("transports", f"agrees_{name}") for name in ("idle", "busy", "link", "copy", "http")),
     ("ring", "program_hop_us_socket"),
     ("ring", "hop_ratio_ring"),
     ("ring", "program_hop_ratio_ring"),

@@ -17,7 +17,16 @@ import pytest
 from benchmarks import plots
 from benchmarks.__main__ import FIGURES
 from benchmarks.disks import large_loads
-from benchmarks.engine import combinations, control, finer, launcher, master, programs, released
+from benchmarks.engine import (
+    combinations,
+    control,
+    finer,
+    launcher,
+    master,
+    programs,
+    released,
+    transports,
+)
 from benchmarks.storage import disk_jobs, fuse, locks, mpb
 
 MEASURED = plots.DOCS
@@ -67,6 +76,16 @@ TOYS = {
         [(large_loads, "LOADS", {1: (1, 2)}), (large_loads, "RUNS", 1)],
         ("large-loads",),
     ),
+    "transports": Toy(
+        transports,
+        {},
+        [
+            (transports, "ROUNDS", 1),
+            (transports, "FETCHES", 1),
+            (transports, "SIZES_BYTES", (1 << 10, 1 << 12)),
+        ],
+        ("transports",),
+    ),
     "locks": Toy(locks, {}, [(locks, "REPEATS", {1: 1, 2: 1})], ("locks",)),
     "master": Toy(
         master,
@@ -86,7 +105,7 @@ TOYS = {
 }
 
 
-@pytest.mark.requirement("CIB-24", "CIB-41", "CIB-50", "CIB-55")
+@pytest.mark.requirement("CIB-24", "CIB-41", "CIB-50", "CIB-53", "CIB-55")
 @pytest.mark.parametrize(
     "name",
     [

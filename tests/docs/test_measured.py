@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks import plots
 from benchmarks.disks import large_loads
-from benchmarks.engine import combinations, finer, master
+from benchmarks.engine import combinations, finer, master, transports
 from benchmarks.plots import DOCS, FIGURE, with_figures
+from ciel.core.transports import COPY, HTTP, LINK, RING, SOCKET
 
 EVENTS = {
     batch: dict.fromkeys(finer.EVENTS, float(number))
@@ -30,6 +31,23 @@ def test_the_benchmark_gives_all_figures_of_its_page() -> None:
     assert figures["frames"] == "44%"  # of nine kinds of events, four are frames
     written = dict(FIGURE.findall(with_figures(page, figures)))
     assert written == figures
+
+
+@pytest.mark.requirement("CIB-53")
+def test_the_benchmark_of_transports_gives_all_figures_of_its_page() -> None:
+    hops = {name: {SOCKET: 100.0, RING: 150.0} for name in ("idle", "busy")}
+    fetches = {
+        way: dict.fromkeys(transports.SIZES_BYTES, float(ms))
+        for ms, way in enumerate((LINK, COPY, HTTP), 1)
+    }
+    agreed = transports.agreements(hops, fetches)
+    figures = transports.in_prose(hops, agreed)
+    page = (DOCS / "transports.md").read_text()
+    assert {name for name, _ in FIGURE.findall(page)} == figures.keys()
+    assert figures["idle"] == "1.50"
+    assert all(agreed[f"agrees_{way}"] for way in fetches)
+    slow_links = {**fetches, LINK: dict.fromkeys(transports.SIZES_BYTES, 9.0)}
+    assert not transports.agreements(hops, slow_links)["agrees_link"]
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
