@@ -360,6 +360,9 @@ def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
             if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
                 raise BadCallError(f"'retry_on' must be a list of strings, not {value!r:.40}")
             needs[key] = tuple(value)
+        elif key == "io":
+            if not isinstance(value, str):
+                raise BadCallError(f"'io' must be a string, not {value!r:.40}")
         elif key.endswith("_s"):
             if type(value) not in (int, float):
                 raise BadCallError(f"{key!r} must be a number of seconds, not {value!r:.40}")

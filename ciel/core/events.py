@@ -483,16 +483,29 @@ class StateSet(NamedTuple):
     word: int
 
 
+class DiskLimit(NamedTuple):
+    """How many tasks may use a disk at a time. `io`: the name by which tasks declare it.
+
+    `device`: the same for all workers of a host that use the disk; empty if it has no limit.
+    """
+
+    io: str
+    device: str
+    at_a_time: int
+
+
 class StoresReported(NamedTuple):
     """The contents and counters of each level of this worker's store, by name.
 
     `disk_waiting`: the number of waiting disk jobs. `is_full`: the device of the work directory has
-    no room, so tasks should run elsewhere. Sent after changes.
+    no room, so tasks should run elsewhere. `disks`: the disks that tasks have declared. Sent after
+    changes.
     """
 
     levels: tuple[dict[str, Any], ...]
     disk_waiting: int
     is_full: bool = False
+    disks: tuple[DiskLimit, ...] = ()
 
 
 # --- master to standby ----------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Computes the cost of running a task on each worker, in seconds, and explains the best choice.
 
-Cost = bytes to be copied ÷ bandwidth of the path + the time until the disk of the candidate is
-free (CIB-42) + the time until a slot is free (CIB-53). Bandwidths are recent measurements between
-the two hosts, or a guess until there are any.
+Cost = bytes to be copied ÷ bandwidth of the path + the time until the disks are free (CIB-42) + the
+time until a slot is free (CIB-53). Bandwidths are recent measurements between the two hosts, or a
+guess until there are any. The candidate's disk counts if the candidate stores a copy or reads an
+input there; the disk of the worker that sends an input counts, too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ MEASURE_SHARE = 0.25
 """The weight of the latest copy in the moving average."""
 PAIRS_MAX = 20_000
 """The number of pairs of hosts whose bandwidth is kept: about 5 MB. Further pairs are ignored."""
+
+
+WAITS_FROM_BYTES = 64 << 10
+"""Smaller inputs that a worker has are read without a wait for its disk, as disk jobs are."""
 
 
 class Bandwidths:
@@ -99,7 +104,7 @@ class Choice(NamedTuple):
         slot = f"a free slot in about {self.wait_s:.3g} s"
         if self.ignores_inputs:
             return f"the policy's options ignore the cost of copying; this worker has {slot}"
-        disk = f"a disk that is busy for about {self.disk_s:.3g} s, " if self.disk_s else ""
+        disk = f"disks that are busy for about {self.disk_s:.3g} s, " if self.disk_s else ""
         if not self.missing_bytes:
             return f"this worker has all inputs, {disk}and {slot}"
         how = ""
@@ -153,7 +158,8 @@ def rank(
     has_loads = bool(loads)
     if scheduling.options:
         loads, candidates = _apply_options(loads, candidates, scheduling)
-    choices = [_price(loads, candidate, hosts, measured) for candidate in candidates]
+    busy = {candidate.location: candidate.disk_s for candidate in candidates if candidate.disk_s}
+    choices = [_price(loads, candidate, hosts, measured, busy) for candidate in candidates]
     if has_loads and not loads:
         choices = [choice._replace(ignores_inputs=True) for choice in choices]
     choices.sort(key=lambda choice: choice.cost_s)
@@ -161,14 +167,20 @@ def rank(
 
 
 def _price(
-    loads: Sequence[Load], candidate: Candidate, hosts: dict[str, str], measured: Bandwidths
-) -> Choice:
+    loads: Sequence[Load], candidate: Candidate, hosts: dict[str, str], measured: Bandwidths,
+    busy: dict[str, float],
+) -> Choice:  # fmt: skip
+    """Return the cost of a candidate. `busy`: how long the disks of candidates are busy."""
     location, host, wait_s, _ = candidate
-    move_s, missing_bytes, disk_s, is_measured = 0.0, 0, 0.0, False
+    move_s, missing_bytes, disk_s, source_s, is_measured = 0.0, 0, 0.0, 0.0, False
     for size_bytes, locations in loads:
         if location in locations:
+            if size_bytes >= WAITS_FROM_BYTES:
+                disk_s = candidate.disk_s
             continue
         missing_bytes += size_bytes
+        if busy and locations:
+            source_s = max(source_s, min([busy.get(place, 0.0) for place in locations]))
         near = any(hosts.get(place) == host for place in locations)
         if not near:
             disk_s = candidate.disk_s
@@ -178,6 +190,7 @@ def _price(
             s_per_byte, is_known = min([_path_cost(source, host, measured) for source in sources])
         move_s += size_bytes * s_per_byte
         is_measured |= is_known
+    disk_s += source_s
     cost_s = move_s + disk_s + wait_s
     return Choice(location, cost_s, missing_bytes, move_s, disk_s, wait_s, is_measured)
 

@@ -19,6 +19,9 @@ MEMORY_MAX_BYTES = 2**63 - 1  # what the kernel can count
 RETRY_DELAY_MAX_S = 86_400.0
 KILL_GRACE_MAX_S = 86_400.0
 RETRY_KINDS_MAX = 20
+IO_MAX_LENGTH = 1000
+WORK_DISK = "disk"
+"""As `Needs.io`: the disk of the worker's work directory."""
 KIND_PATTERN = re.compile("[A-Z][A-Z0-9_]{0,63}")
 NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
 """Faults that another attempt cannot fix."""
@@ -32,7 +35,8 @@ class Needs(NamedTuple):
     that another attempt may fix. `retry_delay_s`: the delay of the first retry, doubled for each
     further retry; 0 means a default by kind. `delay_s`: how long the task is delayed, without a
     slot, after its inputs exist. `kill_grace_s`: the time that its program gets to end after
-    SIGTERM.
+    SIGTERM. `io`: the disk that bounds the speed of the task (CIB-42): `WORK_DISK`, or a path on
+    the disk; empty if none does. Such a task waits for a permit of the disk without a slot.
     """
 
     slots: int = 1
@@ -44,6 +48,7 @@ class Needs(NamedTuple):
     retry_delay_s: float = 0.0
     delay_s: float = 0.0
     kill_grace_s: float = -1.0  # below 0: the worker's default
+    io: str = ""
 
 
 DEFAULT_NEEDS = Needs()
@@ -52,9 +57,9 @@ DEFAULT_NEEDS = Needs()
 class Limit(NamedTuple):
     """A row of the table of needs: what a field of `Needs` may be, and who can set it.
 
-    `kind`: the kind of its values: whole numbers (`count`), `bytes`, `seconds`, or `kinds` of
-    failure. `option`: its name in `ciel submit`, with its `metavar` and its `help`; empty if there
-    is none. `in_python`: whether `ciel.task` takes it.
+    `kind`: the kind of its values: whole numbers (`count`), `bytes`, `seconds`, `kinds` of
+    failure, or a `disk`. `option`: its name in `ciel submit`, with its `metavar` and its `help`;
+    empty if there is none. `in_python`: whether `ciel.task` takes it.
     """
 
     name: str
@@ -105,6 +110,11 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         "kill_grace_s", "seconds", -inf, KILL_GRACE_MAX_S, "--kill-grace", "TIME",
         "time between SIGTERM and SIGKILL (default: the worker's --kill-grace, 5s)",
+    ),
+    Limit(
+        "io", "disk", 0, IO_MAX_LENGTH, "--io", "DISK",
+        "the disk that bounds each run: disk (of the worker's work directory), or a path on it; "
+        "a run that waits for this disk holds no slot",
     ),
 )  # fmt: skip
 """One row for each field of `Needs`, in their order. The checks, the records, the options of
@@ -247,6 +257,9 @@ def _check_needs(spec: TaskSpec) -> None:
         if limit.kind == "kinds":
             if wrong := wrong_kinds(value):
                 raise InvalidTaskError(spec.id, f"{limit.name}: {wrong}")
+        elif limit.kind == "disk":
+            if wrong := wrong_disk(value):
+                raise InvalidTaskError(spec.id, f"{limit.name}: {wrong}")
         elif not limit.least <= value <= limit.most:
             bounds = f"{_shown(limit.least)} to {_shown(limit.most)}"
             if limit.least == -inf:
@@ -270,4 +283,13 @@ def wrong_kinds(kinds: Collection[str]) -> str:
             return f"another attempt cannot fix {kind}"
         if not KIND_PATTERN.fullmatch(kind):
             return f"a kind of failure looks like TIMED_OUT, not {kind!r:.40}"
+    return ""
+
+
+def wrong_disk(io: str) -> str:
+    """Explain why an `io` is invalid; return "" if it is valid."""
+    if len(io) > IO_MAX_LENGTH or "\0" in io:
+        return f"a path has at most {IO_MAX_LENGTH} characters, and no NUL"
+    if io and io != WORK_DISK and not io.startswith("/"):
+        return f"it must be {WORK_DISK!r} or an absolute path, not {io!r:.40}"
     return ""

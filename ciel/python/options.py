@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import CielError
-from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, Limit, Needs, wrong_kinds
+from ciel.core.tasks import (
+    DEFAULT_NEEDS,
+    LIMITS,
+    WORK_DISK,
+    Limit,
+    Needs,
+    wrong_disk,
+    wrong_kinds,
+)
 
 RETURNS_MAX: Final = 10_000
 NAME_MAX_LENGTH: Final = 200
@@ -82,6 +90,16 @@ def _kinds(option: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _disk(option: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return WORK_DISK if value else ""
+    if not isinstance(value, str):
+        raise OptionError(option, f"it must be True or a path, not {value!r:.40}")
+    if wrong := wrong_disk(value):
+        raise OptionError(option, wrong)
+    return value
+
+
 def _text(option: str, value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise OptionError(option, f"it must be a text, not {value!r:.40}")
@@ -91,6 +109,8 @@ def _text(option: str, value: Any) -> str:
 def _reader(limit: Limit) -> Callable[[str, Any], Any]:
     if limit.kind == "kinds":
         return _kinds
+    if limit.kind == "disk":
+        return _disk
     return _whole(int(limit.least), int(limit.most)) if limit.is_whole else _seconds(limit.most)
 
 

@@ -159,6 +159,7 @@ def task(  # type: ignore[overload-overlap]  # 1 is an int, too
     memory_bytes: int | None = None,
     slots: int | None = None,
     priority: int | None = None,
+    io: bool | str | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
@@ -176,6 +177,7 @@ def task(
     memory_bytes: int | None = None,
     slots: int | None = None,
     priority: int | None = None,
+    io: bool | str | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> _MakesSeveral: ...
@@ -189,8 +191,9 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     delay of the first retry. `timeout_s`: when the task has run for this time, the worker sends it
     SIGTERM, and SIGKILL after another `kill_grace_s`. `memory_bytes`: the private memory that it
     may use; the worker reserves this memory, and kills a task that exceeds it. `slots`: how many
-    slots it occupies. `priority`: tasks with a higher one run first. `name`: for people. `python`:
-    the interpreter. Raises OptionError.
+    slots it occupies. `priority`: tasks with a higher one run first. `io`: the disk that bounds
+    its speed, as a path on it; True for the disk of the worker's work directory. `name`: for
+    people. `python`: the interpreter. Raises OptionError.
     """
     read = read_options(USUAL, options)
     if function is None:

@@ -210,6 +210,7 @@ def _read_shared_id(value: Any) -> Any:
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
 _NUMBERS = Needs._fields.index("retry_on")  # the numbers come first, usually without other fields
+_DISK = Needs._fields.index("io")
 _WHOLE = [limit.is_whole for limit in LIMITS]
 _NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # old senders omit some
 
@@ -230,7 +231,7 @@ def _read_needs(value: Any) -> Needs:
         if not isinstance(kinds, list) or not all(type(kind) is str for kind in kinds):
             raise DecodeError("a task's retry_on must be a list of strings")
         if not all(_is_limit(i, item) for i, item in enumerate(further, _NUMBERS + 1)):
-            raise DecodeError("a task's delays and grace period must be numbers")
+            raise DecodeError("a task's delays and grace period must be numbers, and its io text")
         key = (*key, tuple(kinds), *further)
     known = _needs_seen.get(key)
     if known is None:
@@ -241,6 +242,8 @@ def _read_needs(value: Any) -> Needs:
 
 
 def _is_limit(index: int, value: Any) -> bool:
+    if index == _DISK:
+        return type(value) is str
     return type(value) is int or (type(value) is float and not _WHOLE[index])
 
 

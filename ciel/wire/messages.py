@@ -29,6 +29,7 @@ from ciel.core.events import (
     CopyObjects,
     CopyTimed,
     DescribeJob,
+    DiskLimit,
     DiskQueued,
     DismissServer,
     DismissWorker,
@@ -333,6 +334,14 @@ def _read_placed(value: Any) -> tuple[ExtentPlaced, ...]:
     ])  # fmt: skip
 
 
+def _read_disks(value: Any) -> tuple[DiskLimit, ...]:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 3 for i in value):
+        raise DecodeError("disks must be lists of a name, a device and a limit")
+    return tuple(
+        [DiskLimit(_text(io), _text(device), _count(limit)) for io, device, limit in value]
+    )
+
+
 def _read_offered(value: Any) -> tuple[tuple[int, int, int], ...]:
     if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 3 for i in value):
         raise DecodeError("offered extents must be lists of three numbers")
@@ -393,6 +402,7 @@ EXTENTS = FieldCodec(("tuple[tuple[int, int], ...]",), _pairs, _read_extents)
 OFFERED = FieldCodec(("tuple[tuple[int, int, int], ...]",), _pairs, _read_offered)
 PLACED = FieldCodec(("tuple[ExtentPlaced, ...]",), _write_placed, _read_placed)
 LEVELS = FieldCodec(("tuple[dict[str, Any], ...]",), list, _read_levels)
+DISKS = FieldCodec(("tuple[DiskLimit, ...]",), _pairs, _read_disks)
 FIGURES = FieldCodec(("dict[str, int]",), _as_is, _read_figures)
 
 _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
@@ -422,7 +432,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     StateChanged: ("state_changed", (ID, TEXT, COUNT, COUNT)),
     DrainWorker: ("drain", (SECONDS_OR_NULL,)),
     DismissWorker: ("dismiss", ()),
-    StoresReported: ("stores", (LEVELS, COUNT, FLAG)),
+    StoresReported: ("stores", (LEVELS, COUNT, FLAG, DISKS)),
     StartOver: ("start_over", ()),
     AttemptsKept: ("kept", (ATTEMPTS, IDS, IDS)),
     StoreListed: ("listed", ()),

@@ -124,6 +124,10 @@ class AttemptReports:
         self._machine.printed(printed)
         self._service.act_soon()
 
+    def waits(self, key: Key) -> None:
+        self._machine.waits(key)
+        self._service.act_soon()
+
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
         self._fetches.request(ref, then)
 

@@ -213,6 +213,12 @@ class DiskJobs:
             (0, 0.0) if queue is None else (queue.admission.pending_bytes, queue.admission.busy_s)
         )
 
+    def limit_at(self, path: str | os.PathLike[str]) -> tuple[str, int]:
+        """Return the name of a path's device, and its limit. 0: none; then the name is empty."""
+        queue = self.queue_of(path)
+        limit = None if queue is None else queue.admission.limit
+        return ("", 0) if queue is None or limit is None else (queue.device.name, limit)
+
     def rows(self) -> list[dict[str, Any]]:
         """Describe every device, for people."""
         return [queue.row() for queue in self._queues.values()]

@@ -19,6 +19,7 @@ from ciel.net.control import Peer
 from ciel.net.ticks import DelayedCall, Ticks
 from ciel.wire.errors import RefusedError
 from ciel.worker.attempts.attempts import Attempts
+from ciel.worker.disk_permits import DiskPermits
 from ciel.worker.events import Events
 from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.master_session import MasterSession
@@ -26,11 +27,14 @@ from ciel.worker.retention import Retention
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
+    AskForDisk,
     CompareContents,
     DeleteObjects,
     EndProcesses,
     FetchObject,
+    Key,
     KillAttempt,
+    LeaveDisk,
     LeaveMaster,
     Order,
     RecallAttempt,
@@ -62,6 +66,7 @@ class WorkerService:
         machine: WorkerMachine,
         master: MasterSession,
         store_reports: StoreReports,
+        permits: DiskPermits,
         retention: Retention,
         callers: Callers,
         events: Events,
@@ -73,6 +78,8 @@ class WorkerService:
         self._ticks = ticks
         self._master = master
         self._store_reports = store_reports
+        self._permits = permits
+        permits.admitted = self._disk_admitted
         self._retention = retention
         self._callers = callers
         self._events = events
@@ -219,6 +226,10 @@ class WorkerService:
             case StartAttempt(spec, attempt):
                 self._events.note("began", spec.job, spec.id, attempt)
                 self._attempts.start(order)
+            case AskForDisk():
+                self._permits.ask(order)
+            case LeaveDisk(task, attempt):
+                self._permits.leave((task, attempt))
             case FetchObject():
                 self._fetcher.fetch(order)
             case AbandonFetch(object_id):
@@ -235,6 +246,10 @@ class WorkerService:
                 self._interactive.end_waiting(objects)
             case LeaveMaster():
                 self.on_dismissed()
+
+    def _disk_admitted(self, key: Key) -> None:
+        self.machine.disk_admitted(key, self.now_s())
+        self.act_soon()
 
     def copy_parts(self, ref: Reference, parts: Sequence[Part], fd: int) -> Deferred[bool]:
         """Copy parts of an object for a running attempt; see `PartCopies.copy`."""

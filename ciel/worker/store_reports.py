@@ -15,6 +15,7 @@ from ciel.net.ticks import Ticks
 from ciel.storage.interface import ObjectStore
 from ciel.storage.space import lacks_room
 from ciel.worker.disk_jobs import DiskJobs
+from ciel.worker.disk_permits import DiskPermits
 from ciel.worker.master_session import MasterSession
 
 log = Logger(__name__)  # compiled code cannot determine its own module
@@ -43,6 +44,7 @@ class StoreReports:
         store: ObjectStore,
         disk_jobs: DiskJobs,
         queue: Queue,
+        permits: DiskPermits,
         lost: Callable[[str], object],
         spool: str,
     ) -> None:
@@ -54,6 +56,8 @@ class StoreReports:
         self._store = store
         self._disk_jobs = disk_jobs
         self._queue = queue
+        self._permits = permits
+        permits.on_new_name = lambda: ticks.at_end(self.report)
         self._lost = lost
         self._disk_level = 0  # the last one reported
         self._latest: StoresReported | None = None
@@ -92,8 +96,9 @@ class StoreReports:
             log.warn("{device} {what}", device=device_text(self._spool), what=what)
         if not self._master.is_connected:
             return
+        disks = self._permits.limits()
         levels = tuple([level._asdict() for level in self._store.levels()])
-        report = StoresReported(levels, self._disk_jobs.waiting_count, is_full)
+        report = StoresReported(levels, self._disk_jobs.waiting_count, is_full, disks)
         if report != self._latest:
             self._latest = report
             self._master.send(report)

@@ -134,7 +134,7 @@ def test_the_reason_mentions_a_busy_disk() -> None:
     busy = Candidate(W1, "h1", 0.25, disk_s=3.0)
     reason = rank([Load(100_000_000, frozenset((W2,)))], [busy], HOSTS)[0].reason
     assert reason == (
-        "this worker has 100000000 bytes to fetch (about 1 s), a disk that is busy for about 3 s, "
+        "this worker has 100000000 bytes to fetch (about 1 s), disks that are busy for about 3 s, "
         "and a free slot in about 0.25 s"
     )
 
@@ -245,3 +245,21 @@ def test_an_input_weighs_as_much_as_the_bytes_to_move(ref: object, expected: Loa
 
 def test_an_empty_object_weighs_nothing() -> None:
     assert loads_of([stored("a", W1, size_bytes=0)]) == [Load(0, frozenset((W1,)))]
+
+
+@pytest.mark.requirement("CIB-42")
+def test_a_large_input_that_a_worker_has_waits_for_its_disk() -> None:
+    replicas = [Load(MIB, frozenset((W1, W2)))]
+    busy, idle = Candidate(W1, "h1", 0.0, disk_s=3.0), Candidate(W2, "h2", 1.0)
+    assert [c.location for c in rank(replicas, [busy, idle], HOSTS)] == [W2, W1]
+    small = [Load(1000, frozenset((W1, W2)))]
+    assert [c.location for c in rank(small, [busy, idle], HOSTS)] == [W1, W2]
+
+
+@pytest.mark.requirement("CIB-42")
+def test_whoever_reads_from_a_busy_disk_waits_for_it() -> None:
+    only = [Load(MIB, frozenset((W1,)))]
+    busy, idle = Candidate(W1, "h1", 0.0, disk_s=3.0), Candidate(W2, "h2", 0.0)
+    first, second = rank(only, [busy, idle], HOSTS)
+    assert (first.location, first.disk_s) == (W1, 3.0)
+    assert (second.location, second.disk_s) == (W2, 3.0)

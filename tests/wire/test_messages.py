@@ -19,6 +19,7 @@ from ciel.core.events import (
     CloseJob,
     CopyTimed,
     DescribeJob,
+    DiskLimit,
     DiskQueued,
     DropObjects,
     ExtentPlaced,
@@ -130,7 +131,7 @@ specs = st.builds(
     several_ids,
     st.builds(
         Needs, st.integers(1, 9), counts, st.integers(-9, 9), seconds, st.integers(0, 9),
-        st.lists(texts, max_size=2).map(tuple), seconds, seconds, seconds,
+        st.lists(texts, max_size=2).map(tuple), seconds, seconds, seconds, texts,
     ),
     flags,
     st.sampled_from(Mentions),
@@ -199,7 +200,13 @@ messages: dict[type, st.SearchStrategy[Message]] = {
         st.lists(st.tuples(ids(), places()), max_size=3).map(tuple),
         texts,
     ),
-    StoresReported: st.builds(StoresReported, st.lists(levels, max_size=3).map(tuple), counts),
+    StoresReported: st.builds(
+        StoresReported,
+        st.lists(levels, max_size=3).map(tuple),
+        counts,
+        flags,
+        st.lists(st.builds(DiskLimit, texts, texts, counts), max_size=3).map(tuple),
+    ),
     Heartbeat: st.just(Heartbeat()),
     Received: st.builds(Received, st.integers(0, 1 << 60)),
 }

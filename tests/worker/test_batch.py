@@ -195,6 +195,9 @@ class Worker:
     def stream_broken(self, object_id: ObjectId, details: str) -> None:
         raise NotImplementedError
 
+    def waits(self, key: Key) -> None:
+        raise NotImplementedError
+
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
         raise NotImplementedError
 

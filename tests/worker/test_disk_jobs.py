@@ -339,8 +339,9 @@ def test_while_a_task_waits_for_the_disk_another_has_the_slot(
     queue = partial(jobs.jobs.queue_at, jobs.here)
     reactor, jobs_here = worker.in_reactor.reactor, jobs.jobs
     reports = worker.in_reactor(
-        StoreReports, reactor, Ticks(reactor), worker.master, store, jobs_here, queue, print, "/"
-    )
+        StoreReports, reactor, Ticks(reactor), worker.master, store, jobs_here, queue,
+        worker.permits, print, "/",
+    )  # fmt: skip
     worker.say(MeetWorkers((Neighbour(holder.netloc, "another"),)))
 
     def told(what: Callable[[Any], bool]) -> Any:

@@ -177,6 +177,8 @@ def render_info(task: dict[str, Any]) -> str:
             requested.append(f"{needs[name]:g} {unit}")
     if needs["priority"]:
         requested.append(f"priority {needs['priority']}")
+    if needs.get("io"):
+        requested.append(f"a permit of {needs['io']}")
     has_ended = task["started_at_s"] is not None  # `how_it_ran` then names the worker
     place = f" on worker {task['worker']}" if task["worker"] and not has_ended else ""
     lines = [

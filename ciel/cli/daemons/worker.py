@@ -73,6 +73,7 @@ from ciel.worker.attempts.scratch import ScratchPool
 from ciel.worker.attempts.workplace import Workplace
 from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
+from ciel.worker.disk_permits import DiskPermits
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
 from ciel.worker.host import host_identity, host_name, new_worker_id
@@ -229,11 +230,11 @@ class Worker:
         logs = JobLogs(reactor, spool.logs_directory(options.log))
         store = self._open_store()
         launching = self._keep(self._launching(ticks, key, cluster_id, store))
-        transfers = self._keep(Transfers(reactor))
         executors = _executors_here()
-        streams = self._keep(Streams(reactor))
+        transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
         disk_jobs = self._keep(DiskJobs(reactor, options.io))
         admit, queue = self._disk_of(store, disk_jobs)
+        permits = self._keep(DiskPermits(disk_jobs, spool.path))
         site = WorkerSite(reactor, key, open_healthz=options.open_healthz)
         own = with_port(address, self._listen(site.site))
         site.serve_as(own, self._id)
@@ -245,10 +246,10 @@ class Worker:
         store.use_memory(self._keep(SpillVolumes(reactor, master, self._id)))
         retention = Retention(reactor, store, machine, disk_jobs.turn, checksums)
         store_reports = self._keep(StoreReports(
-            reactor, ticks, master, store, disk_jobs, queue, self.fail, str(spool.path)
+            reactor, ticks, master, store, disk_jobs, queue, permits, self.fail, str(spool.path)
         ))  # fmt: skip
         service = WorkerService(
-            reactor, ticks, machine, master, store_reports, retention, callers, events,
+            reactor, ticks, machine, master, store_reports, permits, retention, callers, events,
             partial(self._joined, own), self._refused,
         )  # fmt: skip
         service.on_dismissed = self._dismissed

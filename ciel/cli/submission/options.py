@@ -19,7 +19,7 @@ from ciel.cli.submission.elements import has_place
 from ciel.cli.submission.numbers import number_ranges
 from ciel.client.jobs.arrays import UNSETTLED_MAX
 from ciel.core.scheduling import LOCALITY, POLICIES
-from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TIMEOUT_MAX_S, Limit, Needs
+from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TIMEOUT_MAX_S, Limit, Needs, wrong_disk
 from ciel.storage.interface import LEVELS
 
 _FIRST_LIMITS = 3
@@ -225,6 +225,8 @@ def _parser_of(limit: Limit) -> Callable[[str], Any]:
             return memory_size
         case "kinds":
             return _kinds
+        case "disk":
+            return _disk
         case "seconds":
             return _seconds_up_to(limit)
     return _number(int(limit.least), int(limit.most))
@@ -255,6 +257,12 @@ def _kinds(text: str) -> tuple[str, ...]:
             known = ", ".join(_KINDS)
             raise argparse.ArgumentTypeError(f"{kind[:40]!r} is not a kind of failure: use {known}")
     return kinds
+
+
+def _disk(text: str) -> str:
+    if wrong := wrong_disk(text):
+        raise argparse.ArgumentTypeError(wrong)
+    return text
 
 
 def _seconds_up_to(limit: Limit) -> Callable[[str], float]:

@@ -63,6 +63,7 @@ class InlineChildren:
         task = self._graph.tasks.get(spec.id)
         if message.wanted and parent.state is ASSIGNED and task is not None:
             self._graph.running_waits.add(parent, task.spec.outputs)
+            worker.disks.remove((parent.spec.id, parent.attempt))  # the child may need its disk
             self._graph.demand(task.spec.outputs)
         if message.started:
             self._started(worker, parent, message, is_new=is_new)

@@ -34,6 +34,10 @@ def problems(master: MasterMachine) -> Problems:
 
 
 def _slots(master: MasterMachine) -> Problems:
+    in_use = sum(len(worker.disks) for worker in master.workers.values())
+    count = master.context.table.disks.total()
+    if in_use != count:
+        yield "disks", f"{count} attempts are counted, but workers list {in_use}"
     for worker_id, worker in master.workers.items():
         slots = sum(worker.slots_of(task, key[1]) for key, task in worker.assigned.items())
         if slots != worker.slots_used:
@@ -99,7 +103,7 @@ def _stalled(master: MasterMachine) -> Problems:
         return
     dispatcher = master.dispatcher
     queued = {task.spec.id for task in dispatcher.ready}
-    queued |= {task.spec.id for task in dispatcher.memory_queue}
+    queued |= {task.spec.id for queue in dispatcher.scarce.values() for task in queue}
     queued |= {task.spec.id for task in dispatcher._stranded}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
@@ -110,9 +114,9 @@ def _stalled(master: MasterMachine) -> Problems:
     workers = list(master.workers.values())
     is_idle = not any(worker.assigned for worker in workers)
     if is_idle and any(worker.takes_tasks for worker in workers):
-        for task in dispatcher.memory_queue:
+        for task in [task for queue in dispatcher.scarce.values() for task in queue]:
             if task.state is RUNNABLE:
-                yield task.spec.id, "it waits for memory, although all workers are idle"
+                yield task.spec.id, "it waits for memory or a disk, although all workers are idle"
     for job in () if master.membership.awaited else master.jobs.values():
         if job.state is JobState.ACTIVE and not job.open and job.wanted:
             if not job.unsettled:

@@ -285,6 +285,7 @@ class MasterMachine:
                 self.dispatcher.unreached(worker, netlocs)
             case StoresReported():
                 worker.stores = message
+                worker.disks.learn(message.disks)
             case StateSet():
                 self.member_states.set(worker, message)
 

@@ -14,6 +14,7 @@ from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.core.tasks import Needs
 from ciel.core.transports import End, Store
 from ciel.master.state.placement.credit import Credit
+from ciel.master.state.placement.disk_use import DiskUse, SharedDisks
 
 AttemptKey = tuple[str, str, int]
 """Identifies an attempt: the worker, the task, and the number of the attempt."""
@@ -57,6 +58,7 @@ class WorkerNode:
         "credit",
         "described",
         "disk",
+        "disks",
         "eager",
         "facts",
         "given_at_s",
@@ -96,6 +98,7 @@ class WorkerNode:
         self.postponed_deletions: dict[ObjectId, Reference] = {}
         self.disk = DiskQueued(0, 0.0)  # copies to this worker wait for its disk
         self.stores = StoresReported((), 0)
+        self.disks = DiskUse(facts.id, facts.host)
         self.heard_at_s = now_s
         self.suspicion = ""  # why it may be lost; empty if it is not suspected
         self.is_draining = False  # it gets only tasks that no other worker can run
@@ -149,7 +152,11 @@ class WorkerNode:
 
     def has_free(self, needs: Needs) -> bool:
         """Whether a task with these needs would start at once."""
-        return needs.slots <= self.facts.slots - self.slots_used and self.has_memory(needs)
+        return needs.slots <= self.facts.slots - self.slots_used and self.has_scarce(needs)
+
+    def has_scarce(self, needs: Needs) -> bool:
+        """Whether it has the memory and the disk that a task needs, in addition to its attempts."""
+        return self.has_memory(needs) and (not needs.io or self.disks.has_room(needs.io))
 
     def has_memory(self, needs: Needs) -> bool:
         """Whether it has the memory that a task needs, in addition to its attempts."""
@@ -189,6 +196,8 @@ class WorkerNode:
             self.slots_used += needs.slots
             if needs.memory_bytes:
                 self.memory_used += needs.memory_bytes
+            if needs.io:
+                self.disks.add(key, needs.io)
 
     def slots_of(self, task: TaskNode, attempt: int) -> int:
         """Return the number of slots that an attempt occupies."""
@@ -212,6 +221,8 @@ class WorkerNode:
             self.assigned[task.spec.id, attempt] = task
             self.slots_used += task.spec.needs.slots
             self.memory_used += task.spec.needs.memory_bytes
+            if task.spec.needs.io:
+                self.disks.add((task.spec.id, attempt), task.spec.needs.io)
 
     def remove_attempt(self, task: TaskNode, attempt: int) -> None:
         """Remove an attempt, if it exists."""
@@ -227,6 +238,8 @@ class WorkerNode:
             self.slots_used -= needs.slots
             if needs.memory_bytes:
                 self.memory_used -= needs.memory_bytes
+            if needs.io:
+                self.disks.remove(key)
 
 
 class WorkerTable:
@@ -244,6 +257,7 @@ class WorkerTable:
         "_by_netloc",
         "awaited",
         "by_id",
+        "disks",
         "expected",
         "hosts",
         "returned",
@@ -254,6 +268,7 @@ class WorkerTable:
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerNode] = {}
         self.hosts: dict[str, str] = {}  # by address
+        self.disks = SharedDisks()
         self.suspects: frozenset[str] = frozenset()
         self.awaited: dict[str, str] = {}
         self.expected: dict[str, float] = {}
@@ -265,9 +280,11 @@ class WorkerTable:
         self.by_id[worker.facts.id] = worker
         self._by_netloc[worker.facts.netloc] = worker
         self.hosts[worker.facts.netloc] = worker.facts.host
+        worker.disks.share(self.disks)
 
     def remove(self, worker: WorkerNode) -> None:
         del self.by_id[worker.facts.id]
+        worker.disks.clear()
         if self._by_netloc.get(worker.facts.netloc) is worker:
             del self._by_netloc[worker.facts.netloc], self.hosts[worker.facts.netloc]
         if self.unreached:

@@ -11,10 +11,12 @@ from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
     LOST_AFTER_S,
     RECALLED,
+    DiskLimit,
     Heartbeat,
     Message,
     Received,
     StartOver,
+    StoresReported,
     TaskFault,
 )
 from ciel.core.ids import ObjectId
@@ -43,12 +45,14 @@ from ciel.wire.descriptors import read_arguments
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
+    AskForDisk,
     CompareContents,
     DeleteObjects,
     EndProcesses,
     FetchObject,
     Key,
     KillAttempt,
+    LeaveDisk,
     Phase,
     RecallAttempt,
     StartAttempt,
@@ -81,6 +85,7 @@ class Run:
     started_at_s: float
     outer: Key | None = None
     within: Key | None = None
+    waits: bool = False  # for a task that it has created
     puts: dict[ObjectId, bytes] = field(default_factory=dict)
 
 
@@ -117,6 +122,8 @@ class FakeWorker:
         self.processes: dict[
             ObjectId, tuple[int, ...]
         ] = {}  # waiting processes, with their memories
+        self._named: dict[str, None] = {}  # the disks that tasks have named
+        self._uses: dict[Key, str] = {}  # the disks that attempts use, or wait for
         self._followers: dict[ObjectId, list[tuple[FakeWorker, GrowingObject]]] = {}
         self.is_dead = False
         self.is_frozen = False
@@ -154,6 +161,8 @@ class FakeWorker:
         for object_id in list(self._followers):
             delay_s = FETCH_TIMEOUT_S if silently else self.world.latency_s()
             self._notify_followers(object_id, None, delay_s)
+        for disk in self.world.disks.values():
+            disk.leave_all(self.facts.id)
         del self.world.serving[self.facts.netloc]
         if self.connection is not None:
             if silently:
@@ -196,6 +205,7 @@ class FakeWorker:
             return
         self.session = PeerSession("master", self._line(connection), token)
         self.machine.master_reached()
+        self._report_disks()
         self._flush()
 
     def _hello(self, token: str, received: int | None) -> Hello:
@@ -266,6 +276,7 @@ class FakeWorker:
         for message in self.machine.master_restarted(before.unconfirmed()):
             session.send(message)
         self.machine.master_reached()
+        self._report_disks()
 
     def _lost(self, connection: Connection) -> None:
         if connection is self.connection:
@@ -300,6 +311,10 @@ class FakeWorker:
                         self._fetch(order)
                     case AbandonFetch(object_id):
                         self._stop_following(object_id)
+                    case AskForDisk():
+                        self._ask_for_disk(order)
+                    case LeaveDisk(task, attempt):
+                        self._leave_disk((task, attempt))
                     case StartAttempt():
                         self._later(0.0, self._start, order)
                     case KillAttempt(task, attempt, force):
@@ -324,6 +339,41 @@ class FakeWorker:
             self._tick_due_s = due_s
             self._later(max(due_s - self.world.timeline.now_s, 0.0), self._tick)
         self.world.check_worker(self)
+
+    def _ask_for_disk(self, order: AskForDisk) -> None:
+        key = (order.task, order.attempt)
+        if order.io not in self._named:
+            self._named[order.io] = None
+            self._report_disks()
+        self._uses[key] = order.io
+        disk = self.world.disk(self.facts.host, order.io)
+        entry = (self.facts.id, key)
+        disk.join(entry, lambda: self._later(self.world.latency_s(), self._disk_admitted, key))
+
+    def _disk_admitted(self, key: Key) -> None:
+        if key in self._uses:
+            self.machine.disk_admitted(key, self.world.timeline.now_s)
+            self._flush()
+
+    def _leave_disk(self, key: Key) -> None:
+        io = self._uses.pop(key)
+        self.world.disk(self.facts.host, io).leave((self.facts.id, key))
+
+    def users_of(self, io: str) -> int:
+        """Count the programs that use a disk of this host, and do not wait for other tasks."""
+        runs = [
+            run
+            for worker in self.world.serving.values()
+            if worker.facts.host == self.facts.host
+            for run in worker.running.values()
+        ]
+        return sum(run.order.spec.needs.io == io and not run.waits for run in runs)
+
+    def _report_disks(self) -> None:
+        limit = self.world.options.disk_at_a_time
+        disks = tuple([DiskLimit(io, io, limit) for io in self._named])
+        if disks and self.session is not None:
+            self.session.send(StoresReported((), 0, disks=disks))
 
     def _compare(self, ref: Concrete, content: bytes | None) -> None:
         holders = [self.world.serving.get(netloc) for netloc in sorted(ref.locations)]
@@ -563,6 +613,7 @@ class FakeWorker:
         if key in self.running and not self._begins_within(key, child, known):
             may = self.running[key].order.may_run_children
             wanted = may and self.world.happens(self.world.options.within_share / 2)
+            self.running[key].waits |= wanted
             now_s = self.world.timeline.now_s
             self.machine.spawned(key, child, known, now_s, wanted=wanted or None)
             self._flush()
@@ -576,6 +627,7 @@ class FakeWorker:
         is_plain = not (
             arguments.get("hangs")
             or child.any_count
+            or child.needs.io
             or {"streams", "blocks", "lots"} & {*arguments}
         )
         contents = {ref.id: ref.content for ref in known if isinstance(ref, Value)}

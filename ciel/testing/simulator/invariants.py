@@ -34,6 +34,10 @@ def check_worker(worker: FakeWorker) -> None:
     memory, total = sum(spec.needs.memory_bytes for spec in programs), worker.facts.memory_bytes
     if total and memory > total:
         raise Violation(worker.facts.id, f"programs that request {memory} bytes run on it")
+    for io in {spec.needs.io for spec in programs if spec.needs.io}:
+        users, at_a_time = worker.users_of(io), worker.world.options.disk_at_a_time
+        if users > at_a_time:
+            raise Violation(worker.facts.id, f"{users} programs use the disk {io} at a time")
 
 
 def check_master(master: MasterMachine, witness: Witness) -> None:

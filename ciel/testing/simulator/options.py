@@ -51,6 +51,8 @@ class Options:
     blocking_share: float = 0.0  # of growing tasks: they publish more, and leave a waiting process
     streaming_share: float = 0.0  # of tasks: their outputs can be read while they run
     hungry_share: float = 0.0  # of tasks: they request a quarter of a worker's memory, or more
+    disk_share: float = 0.0  # of tasks: they are bound by the I/O of one of two disks of each host
+    disk_at_a_time: int = 1  # their limit
     policy_share: float = 0.0  # of jobs with a policy other than the default, or with options
     choosing_share: float = 0.0  # of tasks with inputs: any one of some inputs is enough
     within_share: float = 0.0  # of children that may run inline: they do
@@ -197,6 +199,11 @@ SCENARIOS: dict[str, Options] = {
         _CALM, jobs=3, workers=4, slots_per_worker=3, memory_per_worker=MEMORY, hungry_share=0.7,
         policy_share=0.5, inline_share=0.2, kill_interval_s=5.0, cut_interval_s=6.0,
         flaky_share=0.1, cancel_share=0.2, growing_share=0.3, fetch_failure_share=0.05,
+    ),
+    "disks": replace(
+        _CALM, jobs=3, workers=4, disk_share=0.7, inline_share=0.2, growing_share=0.3,
+        streaming_share=0.2, hanging_share=0.05, kill_interval_s=5.0, cut_interval_s=6.0,
+        flaky_share=0.1, cancel_share=0.2, fetch_failure_share=0.05,
     ),
     "uploads": replace(
         _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
@@ -402,6 +409,8 @@ def _draw(seed: int) -> Options:
         choosing_share=Random(f"select {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         within_share=Random(f"within {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
+        disk_share=Random(f"disks {seed}").choice((0.0, 0.0, 0.3, 0.9)),
+        disk_at_a_time=Random(f"at a time {seed}").choice((1, 1, 2)),
         memory_per_worker=Random(f"memory {seed}").choice((0, MEMORY, MEMORY)),
         policy_share=Random(f"policy {seed}").choice((0.0, 0.0, 0.5)),
         late_failure_share=Random(f"late {seed}").choice((0.0, 0.0, 1.0)),

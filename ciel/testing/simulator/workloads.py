@@ -33,13 +33,14 @@ from ciel.core.scheduling import (
     Scheduling,
     read_scheduling,
 )
-from ciel.core.tasks import Mentions, Needs, TaskSpec
+from ciel.core.tasks import WORK_DISK, Mentions, Needs, TaskSpec
 from ciel.testing.simulator.options import MEMORY, Options
 from ciel.wire.descriptors import make_task, read_arguments
 
 EXECUTOR = "pretend"
 TIME_LIMIT_S = 0.5
 DELAYED_SHARE = 0.1
+DISKS = (WORK_DISK, "/data")
 """The share of tasks with a delay, of up to a tenth of a second."""
 NOT_HERE = b"(an error)"
 PROCESS = b"(a process)"
@@ -373,6 +374,7 @@ def _draw_task(
         needs = needs._replace(
             retry_on=("RUNTIME_EXCEPTION", "SIGNAL"), retry_delay_s=hungry.random()
         )
+    needs = _at_a_disk(needs, Random(f"{job} {ordinal} disks"), options)
     needs = needs._replace(delay_s=max(0.0, hungry.random() - 1 + DELAYED_SHARE))
     n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
     sees_errors = chance.random() < options.sees_errors_share and not heals
@@ -389,6 +391,12 @@ def _draw_task(
         )[0]  # fmt: skip
 
     return [make(ordinal), make(ordinal + 1)] if has_twin else [make(ordinal)]
+
+
+def _at_a_disk(needs: Needs, chance: Random, options: Options) -> Needs:
+    """Draw whether a task is bound by the I/O of a disk, and of which."""
+    is_bound = chance.random() < options.disk_share
+    return needs._replace(io=chance.choice(DISKS)) if is_bound else needs
 
 
 def _bundle(job: JobId, ordinal: int, duration_s: float) -> TaskSpec:

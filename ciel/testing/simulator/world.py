@@ -66,6 +66,7 @@ class World(Generic[W]):
         self.witness = Witness()
         self.timeline = Timeline()
         self.serving: dict[str, W] = {}  # by address
+        self.disks: dict[tuple[str, str], HostDisk] = {}  # by host, and what tasks name
         self.powerless: set[str] = set()  # workers on hosts that do not answer any more
         self.partitioned: set[str] = set()  # workers and jobs whose clients do not reach the master
         self.walls: set[tuple[str, str]] = set()  # places of workers that cannot fetch from places
@@ -79,6 +80,10 @@ class World(Generic[W]):
     def is_reachable(self, worker_id: str) -> bool:
         """Whether the master reaches the host of a worker."""
         return worker_id not in self.powerless and worker_id not in self.partitioned
+
+    def disk(self, host: str, io: str) -> HostDisk:
+        """Return a disk of a host."""
+        return self.disks.setdefault((host, io), HostDisk(self.options.disk_at_a_time))
 
     def are_apart(self, one: str, other: str) -> bool:
         """Whether two parties, or the processes or connections of them, are separated."""
@@ -108,6 +113,34 @@ class World(Generic[W]):
         if self.chance.random() < options.spike_share:
             return self.mean(options.spike_mean_s)
         return self.mean(options.latency_mean_s)
+
+
+class HostDisk:
+    """The queue of a disk, which the workers of a host share; see `storage.device_semaphores`.
+
+    Entries are tuples whose first item is the worker.
+    """
+
+    def __init__(self, at_a_time: int) -> None:
+        self.at_a_time = at_a_time
+        self._entries: dict[tuple[str, Any], Callable[[], None]] = {}  # in order of arrival
+
+    def join(self, entry: tuple[str, Any], admitted: Callable[[], None]) -> None:
+        self._entries[entry] = admitted
+        if len(self._entries) <= self.at_a_time:
+            admitted()
+
+    def leave(self, entry: tuple[str, Any]) -> None:
+        """Remove an entry, if it exists; admit the next one."""
+        first = [*self._entries][: self.at_a_time + 1]
+        if self._entries.pop(entry, None) is not None and entry in first[: self.at_a_time]:
+            if len(first) > self.at_a_time:
+                self._entries[first[-1]]()
+
+    def leave_all(self, worker: str) -> None:
+        """Remove the entries of a worker that has died."""
+        for entry in [entry for entry in self._entries if entry[0] == worker]:
+            self.leave(entry)
 
 
 def party_of(name: str) -> str:

@@ -86,6 +86,9 @@ class AttemptsOwner(Protocol):
     def printed(self, printed: TaskPrinted) -> None:
         """The log of a job has new lines of an attempt."""
 
+    def waits(self, key: Key) -> None:
+        """A running attempt waits for an object or a task, and does not use its disk meanwhile."""
+
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
         """Fetch an object for a running attempt.
 

@@ -339,6 +339,7 @@ class InteractiveAttempt(Attempt):
         if known is None:
             known = self._partial[ref.id] = _PartialCopy(self.scratch, ref.size_bytes or 0)
         path = known.path
+        self._place.owner.waits(self.key)
         copied = self._place.owner.copy_parts(ref, [Part(*part) for part in parts], known.fd)
         self._copying.add(copied)
 
@@ -362,6 +363,7 @@ class InteractiveAttempt(Attempt):
                 self._lose(lost[0] or ((ref.id, self.netloc),), lost[1])
 
         late = self._late(come)
+        self._place.owner.waits(self.key)
         self._place.owner.fetch(ref, fetched)
 
     def lose_input(self, object_id: str, details: str) -> None:

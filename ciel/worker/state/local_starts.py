@@ -31,7 +31,9 @@ class LocalStarts:
         attempt here.
         """
         needs = spec.needs
-        if spec.executor not in self._executors or needs.timeout_s or needs.memory_bytes:
+        if spec.executor not in self._executors:
+            return False
+        if needs.timeout_s or needs.memory_bytes or needs.io:
             return False
         return attempt == 0 or (attempt == 1 and spec.id not in self._tasks)
 
@@ -44,7 +46,7 @@ class LocalStarts:
         here: str,
     ) -> tuple[Reference, ...] | None:
         """Return the inputs of a child that may start; None if it may not, or lacks one."""
-        if spec.executor not in self._executors or spec.needs.delay_s:
+        if spec.executor not in self._executors or spec.needs.delay_s or spec.needs.io:
             return None
         if spec.id in self._tasks:  # by an earlier attempt of its parent
             return None

@@ -54,20 +54,24 @@ from ciel.core.refs import (
     Value,
     locations_of,
 )
-from ciel.core.tasks import TaskSpec
+from ciel.core.tasks import PRIORITY_MAX, TaskSpec
 from ciel.worker.state.local_starts import LocalStarts
 from ciel.worker.state.orders import (
     ABORTED,
     ABORTED_HERE,
+    BEFORE_START,
     CANCELLED,
     AbandonFetch,
+    AskForDisk,
     Attempt,
     CompareContents,
     DeleteObjects,
+    Disk,
     EndProcesses,
     FetchObject,
     Key,
     KillAttempt,
+    LeaveDisk,
     LeaveMaster,
     Order,
     Phase,
@@ -102,6 +106,13 @@ its queue, SUCCESSOR_WAIT_S after an end that let a waiting task start here. A r
 master, which wakes the client; this costs as much as a small program. Ends that are at least
 BRIEF_S apart are reported at once.
 """
+
+PATIENCE_S = 0.05
+"""How long an attempt keeps slots while it asks for its disk. A free disk admits it within some
+milliseconds; a busy one does so later, and meanwhile other tasks use the slots.
+"""
+AHEAD_OF_ALL = -PRIORITY_MAX - 1
+"""The key in the queue of an attempt with a permit, whose disk is idle until it starts."""
 
 _STORED = Concrete | Sweetheart
 
@@ -182,6 +193,9 @@ class WorkerMachine:
         self._sequence = 0
         self._has_dropped = False  # the store has dropped copies since this worker began
         self._deadlines: list[tuple[float, Key]] = []
+        self._asking: dict[Key, Attempt] = {}  # for their disks
+        self._patience: deque[tuple[float, Key]] = deque()  # of attempts in `_asking`
+        self._has_freed = False  # such slots, and `tick` gives them to other attempts
 
     # --- views ------------------------------------------------------------------------------------
 
@@ -342,8 +356,9 @@ class WorkerMachine:
         stay, and the unconfirmed messages that are still true.
         """
         for attempt in list(self._attempts.values()):
-            if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
+            if attempt.phase in BEFORE_START:
                 self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
+                self._leave_disk(attempt)
                 del self._attempts[attempt.key]
         self._to_fetch.clear()
         again = [message for message in unconfirmed if self._is_still_true(message)]
@@ -549,7 +564,8 @@ class WorkerMachine:
         """
         slots = self._slots
         keys = [key for _, _, key in self._queue[: 2 * slots.count]]
-        attempts = [*slots.running.values(), *map(self._attempts.get, keys)]
+        asking = list(self._asking.values())
+        attempts = [*slots.running.values(), *asking, *map(self._attempts.get, keys)]
         return any(each.reads(ObjectId(object_id)) for each in attempts if each is not None)
 
     def fetch(self, ref: Reference) -> None:
@@ -584,7 +600,7 @@ class WorkerMachine:
         attempt = self._attempts.get(key)
         if attempt is None:
             return  # its report crossed the recall
-        if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
+        if attempt.phase in BEFORE_START:
             fault = TaskFault(RECALLED, "it was returned to the master before it started")
             self._give_up(attempt, TaskReported(*key, (), fault, 0.0))
         elif attempt.phase is Phase.RUNNING:
@@ -780,8 +796,12 @@ class WorkerMachine:
 
     def _start(self, attempt: Attempt, now_s: float) -> None:
         if self._has_dropped and (dropped := self._dropped_inputs(attempt)):
+            self._leave_disk(attempt)  # which the fetches may need
             attempt.phase = Phase.FETCHING
             self._await(attempt, dropped)
+            return
+        if attempt.spec.needs.io and attempt.disk is not Disk.PERMIT:
+            self._ask_for_disk(attempt, now_s)
             return
         attempt.phase = Phase.RUNNING
         for ref in attempt.inputs:
@@ -792,7 +812,8 @@ class WorkerMachine:
             ):
                 # The attempt was dispatched before the object existed.
                 self._replace_input(attempt, Concrete(ref.id, self._stored[ref.id], self._here))
-        at_most = self._slots.take(attempt)
+        has_slots = attempt.key in self._slots.running
+        at_most = 0 if has_slots else self._slots.take(attempt)
         if attempt.key[1] > 1:  # a retry: if it kills this worker, the master must know that it ran
             self._reports_are_urgent = True
         timeout_s = attempt.spec.needs.timeout_s
@@ -814,6 +835,65 @@ class WorkerMachine:
             and not self._may_stay(ref, attempt)
         ]
 
+    def _ask_for_disk(self, attempt: Attempt, now_s: float) -> None:
+        """Ask for a permit of an attempt's disk. Keep slots meanwhile, unless the disk is busy."""
+        io = attempt.spec.needs.io
+        is_busy = self._next_for(io) is not None
+        attempt.phase, attempt.disk = Phase.ASKING, Disk.ASKED
+        self._asking[attempt.key] = attempt
+        self._orders.append(AskForDisk(*attempt.key, io, attempt.input_bytes))
+        if not is_busy:
+            self._keep_slots(attempt, now_s)
+
+    def _next_for(self, io: str) -> Attempt | None:
+        """Return the first attempt that asks for a disk, and keeps no slots meanwhile."""
+        for attempt in self._asking.values():
+            if attempt.spec.needs.io == io and attempt.key not in self._slots.running:
+                return attempt
+        return None
+
+    def _keep_slots(self, attempt: Attempt, now_s: float) -> None:
+        self._slots.take(attempt)
+        self._patience.append((now_s + PATIENCE_S, attempt.key))
+
+    def disk_admitted(self, key: Key, now_s: float) -> None:
+        """Start an attempt that has a permit of its disk now, or queue it ahead of all others."""
+        attempt = self._asking.pop(key, None)
+        if attempt is None:
+            return  # it has ended; the order to give the permit back follows
+        attempt.disk = Disk.PERMIT
+        if key in self._slots.running or self._slots.fit(attempt):
+            self._start(attempt, now_s)
+            return
+        attempt.phase = Phase.QUEUED
+        if attempt.position is None:
+            attempt.position = self._position_of(attempt)
+        heappush(self._queue, (AHEAD_OF_ALL, attempt.position, key))
+
+    def waits(self, key: Key) -> None:
+        """Note that a running attempt waits for an object or a task, which may need its disk."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            self._leave_disk(attempt)
+
+    def _leave_disk(self, attempt: Attempt) -> None:
+        """Give back the permit of an attempt, or stop asking for it."""
+        if attempt.disk is Disk.NONE:
+            return
+        attempt.disk = Disk.NONE
+        self._orders.append(LeaveDisk(*attempt.key))
+        self._asking.pop(attempt.key, None)
+        if attempt.phase is Phase.ASKING and attempt.key in self._slots.running:
+            self._slots.give_back(attempt)
+            self._has_freed = True
+
+    def _refill(self, ended: Attempt, now_s: float) -> None:
+        """Give the slots of an ended attempt first to the next attempt that asks for its disk."""
+        following = self._next_for(ended.spec.needs.io) if ended.spec.needs.io else None
+        if following is not None and self._slots.fit(following):
+            self._keep_slots(following, now_s)
+        self._start_next(now_s)
+
     def spawned(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float,
         *, wanted: bool | None = None,
@@ -826,6 +906,8 @@ class WorkerMachine:
         """
         if not self._may_create(key, known, now_s):
             return
+        if wanted:
+            self.waits(key)
         inputs = None
         if wanted is None:
             inputs = self._local_starts.inputs_at_hand(
@@ -905,7 +987,7 @@ class WorkerMachine:
             self._close(attempt, TaskReported(*key, published, fault, run_s, exit_status))
         self._add_published(published, now_s)
         self._settle(attempt, published, now_s)
-        self._start_next(now_s)
+        self._refill(attempt, now_s)
 
     def _settle(self, attempt: Attempt, published: tuple[Reference, ...], now_s: float) -> None:
         """Release the attempts that waited for published outputs of an attempt.
@@ -961,9 +1043,10 @@ class WorkerMachine:
         else:
             self._close(attempt, ending)
         self._settle(attempt, (), now_s)
-        self._start_next(now_s)
+        self._refill(attempt, now_s)
 
     def _close(self, attempt: Attempt, report: FromWorker) -> None:
+        self._leave_disk(attempt)
         del self._attempts[attempt.key]
         self._report(report)
 
@@ -1021,6 +1104,14 @@ class WorkerMachine:
     def tick(self, now_s: float) -> None:
         """Act on the time limits that have passed, and order further fetches."""
         self._fetch_some()
+        while self._patience and self._patience[0][0] <= now_s:
+            asking = self._asking.get(self._patience.popleft()[1])
+            if asking is not None and asking.key in self._slots.running:
+                self._slots.give_back(asking)
+                self._has_freed = True
+        if self._has_freed:
+            self._has_freed = False
+            self._start_next(now_s)
         while self._deadlines and self._deadlines[0][0] <= now_s:
             key = heappop(self._deadlines)[1]
             attempt = self._attempts.get(key)
@@ -1035,11 +1126,13 @@ class WorkerMachine:
 
     def due_s(self) -> float | None:
         """Return the time at which to call `tick`, then `take_reports`; None if not needed."""
-        if self._to_fetch:
+        if self._to_fetch or self._has_freed:
             return 0.0
         while self._deadlines and self._deadlines[0][1] not in self._attempts:
             heappop(self._deadlines)
         due_s = self._deadlines[0][0] if self._deadlines else None
+        if self._patience:
+            due_s = self._patience[0][0] if due_s is None else min(due_s, self._patience[0][0])
         if self._reports:
             return self._reports_due_s if due_s is None else min(due_s, self._reports_due_s)
         return due_s
@@ -1050,7 +1143,13 @@ class WorkerMachine:
         """Yield the broken invariants, each with its code. All hold after each event."""
         slots, waiting = self._slots, self._waiting
         attempts = self._attempts.values()
-        running = [a for a in attempts if a.phase in (Phase.RUNNING, Phase.ENDING)]
+        running = list(slots.running.values())
+        for attempt in attempts:
+            has_slots, phase = attempt.key in slots.running, attempt.phase
+            if has_slots != (phase in (Phase.RUNNING, Phase.ENDING)) and phase is not Phase.ASKING:
+                yield f"W5 {attempt.key} is {phase.value}, the table of slots disagrees"
+            if (phase is Phase.ASKING) != (attempt.key in self._asking):
+                yield f"W6 {attempt.key} is {phase.value}, the table of disks disagrees"
         if slots.free + sum([a.slots for a in running]) != self.slots:
             yield f"W1 {slots.free} slots are free of {self.slots}, {len(running)} run"
         for key, attempt in self._attempts.items():

@@ -17,8 +17,22 @@ class Phase(Enum):
 
     FETCHING = "fetching"
     QUEUED = "queued"
+    ASKING = "asking"  # waits for a permit of its disk
     RUNNING = "running"
     ENDING = "ending"  # cancelled or out of time; its program is being killed
+
+    __hash__ = object.__hash__
+
+
+BEFORE_START = (Phase.FETCHING, Phase.QUEUED, Phase.ASKING)
+
+
+class Disk(Enum):
+    """Whether an attempt has a permit of the disk that bounds its speed."""
+
+    NONE = 0
+    ASKED = 1
+    PERMIT = 2
 
     __hash__ = object.__hash__
 
@@ -67,6 +81,25 @@ class RecallAttempt(NamedTuple):
     attempt: int
 
 
+class AskForDisk(NamedTuple):
+    """Ask for a permit of the disk of a task; answer with `disk_admitted`, at most once.
+
+    `size_bytes`: the size of its inputs.
+    """
+
+    task: TaskId
+    attempt: int
+    io: str
+    size_bytes: int
+
+
+class LeaveDisk(NamedTuple):
+    """Give an attempt's permit back, or stop asking for it."""
+
+    task: TaskId
+    attempt: int
+
+
 class DeleteObjects(NamedTuple):
     """Delete objects from this worker's store."""
 
@@ -104,8 +137,8 @@ ABORTED = TaskFault("ABORTED", "a user aborted the task")
 ABORTED_HERE = TaskFault("ABORTED", "a user aborted the task on its worker")
 
 Order = (
-    FetchObject | AbandonFetch | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects
-    | CompareContents | EndProcesses | LeaveMaster
+    FetchObject | AbandonFetch | AskForDisk | LeaveDisk | StartAttempt | KillAttempt
+    | RecallAttempt | DeleteObjects | CompareContents | EndProcesses | LeaveMaster
 )  # fmt: skip
 Key = tuple[TaskId, int]
 
@@ -114,8 +147,8 @@ class Attempt:
     """One attempt at a task on this worker."""
 
     __slots__ = (
-        "ending", "inputs", "key", "memory_bytes", "phase", "position", "slots", "spec", "streams",
-        "taken",
+        "disk", "ending", "inputs", "key", "memory_bytes", "phase", "position", "slots", "spec",
+        "streams", "taken",
     )  # fmt: skip
 
     def __init__(self, message: AssignTask) -> None:
@@ -127,9 +160,16 @@ class Attempt:
         self.slots = needs.slots
         self.memory_bytes = needs.memory_bytes
         self.phase = Phase.FETCHING
+        self.disk = Disk.NONE
         self.position: int | None = None  # in the queue, which it keeps if it has to fetch again
         self.ending: TaskFault | InputsLost | None = None  # the reason for which it is being killed
         self.streams: tuple[ObjectId, ...] = ()  # outputs that others may read while it writes
+
+    @property
+    def input_bytes(self) -> int:
+        """The known size of its inputs."""
+        stored = [ref for ref in self.inputs if isinstance(ref, _WHOLE)]
+        return sum([ref.size_bytes or 0 for ref in stored])
 
     def is_unneeded(self, ref: Reference) -> bool:
         """Return whether an input is an alternative that the attempt does not need.

@@ -415,6 +415,21 @@ def test_options_of_functions_are_refused_for_programs(
         client.run(["true"], **option)
 
 
+@pytest.mark.requirement("CIB-42")
+def test_a_task_names_the_disk_that_bounds_it(client: ciel.Client) -> None:
+    @ciel.task(io=True)
+    def parent() -> int:
+        child = ciel.task(io=True)(increment)
+        return sum(ciel.spawn(child, number).result() for number in range(3))
+
+    assert client.gather(*[client.submit(parent) for _ in range(3)]) == [6, 6, 6]
+    assert client.run(["echo", "x"], io="/tmp").result(20) == b"x\n"
+    wrong: Any
+    for wrong in ("relative", "/nul\0", 1):
+        with pytest.raises(OptionError, match=r"^io: "):
+            ciel.task(io=wrong)(increment)
+
+
 def test_a_value_is_put_once_and_read_by_many(client: ciel.Client) -> None:
     array = np.arange(200_000)
     there = client.put(array)

@@ -19,6 +19,7 @@ from ciel.storage.interface import Verify
 from ciel.storage.shelf import ShelfOptions
 from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import DiskJobs as RealDiskJobs
+from ciel.worker.disk_permits import DiskPermits
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
 from ciel.worker.master_session import MasterSession
@@ -86,12 +87,13 @@ class Scene:
         retention = Retention(
             self.clock, store, self.machine, jobs.turn, Checksums(self.clock, store, Verify.FIRST)
         )
+        permits: Any = DiskPermits(jobs, Path("/"))
         self.reports = StoreReports(
-            self.clock, ticks, master, store, jobs, lambda: (0, 0.0), pytest.fail, "/"
+            self.clock, ticks, master, store, jobs, lambda: (0, 0.0), permits, pytest.fail, "/"
         )
         service: Any = WorkerService
         self.service = service(
-            self.clock, ticks, self.machine, master, self.reports, retention, {}, events,
+            self.clock, ticks, self.machine, master, self.reports, permits, retention, {}, events,
             lambda: None, lambda error: None,
         )  # fmt: skip
         self.service.set_components(None, None, None, StateBoards("0" * 16, master.send))

@@ -30,7 +30,7 @@ STALE_MAX = 5000
 """The number of stale queue entries that are removed per tick: this takes 1 to 3 ms."""
 
 SKIPPED_MAX = 16
-"""The number of tasks that wait for memory and are skipped per tick."""
+"""The number of tasks of a queue that wait for memory or a disk and are skipped per tick."""
 
 LACKING_MAX = 5
 """The number of reasons listed in the failure of a task whose executor no worker offers."""
@@ -44,6 +44,17 @@ RECALL_AFTER_S = 0.1
 """
 
 
+class ScarceQueue(ReadyQueue):
+    """The runnable tasks that need memory, or one disk."""
+
+    __slots__ = ("blocked", "skipped")
+
+    def __init__(self, graph: TaskGraph) -> None:
+        super().__init__(graph)
+        self.skipped: list[TaskNode] = []  # tasks that no worker had room for, in this tick
+        self.blocked: set[WorkerNode] = set()  # the workers for which a skipped task waits
+
+
 class Dispatcher:
     """Holds the runnable tasks, and assigns them to workers that have room.
 
@@ -51,8 +62,9 @@ class Dispatcher:
     the worker with the lowest cost, or according to the policy of its job. If that worker has no
     room now, the task is parked at it; an idle worker may steal the task.
 
-    Tasks that need memory have a queue of their own. If a task cannot get its memory yet, it blocks
-    later tasks that need memory of the same workers, but no tasks without such needs.
+    Tasks that need memory have a queue of their own, and so have the tasks that are bound by the
+    I/O of one disk. If a task cannot get its memory or disk yet, it blocks later tasks of its queue
+    on the same workers, but no other tasks.
     """
 
     def __init__(
@@ -80,9 +92,8 @@ class Dispatcher:
         self.bandwidths = Bandwidths()
         self._random = Random(0)  # with a seed: equal events lead to equal decisions
         self.ready = ReadyQueue(graph)
-        self.memory_queue = ReadyQueue(graph)  # tasks that need memory
-        self._skipped: list[TaskNode] = []  # tasks of `memory_queue` without memory, in this tick
-        self._blocked: set[WorkerNode] = set()  # workers whose memory a skipped task waits for
+        self.memory_queue = ScarceQueue(graph)  # tasks that need memory
+        self.scarce = {"": self.memory_queue}  # and the tasks of each disk, by its name
         self._has_full = False  # the disk of a worker is full
         self._has_spare = False  # a worker had room at the end of the tick
         self.is_cut_short = False  # the tick ended early because of stale queue entries
@@ -223,16 +234,17 @@ class Dispatcher:
         self._stale = 0
         if self._reserved:
             self._serve_reserved()
-        if not self.workers or not (ready or self.memory_queue or has_parked):
+        has_scarce = any(self.scarce.values())
+        if not self.workers or not (ready or has_scarce or has_parked):
             return
-        priority = ready.priority if has_parked or self.memory_queue else PRIORITY_MIN
+        priority = ready.priority if has_parked or has_scarce else PRIORITY_MIN
         if has_parked:
             self._serve_parked(priority)
         self._has_full = any(worker.stores.is_full for worker in self.workers.values())
         having_room = [worker for worker in self.workers.values() if worker.has_room]
         roomy = deque(sorted(having_room, key=lambda worker: worker.load))
-        if self.memory_queue:
-            self._serve_memory_queue(roomy, priority)
+        for queue in self.scarce.values() if has_scarce else ():
+            self._serve_scarce(queue, roomy, priority)
         unplaced: list[TaskNode] = []
         while roomy and ready:
             task = ready.pop()
@@ -248,12 +260,7 @@ class Dispatcher:
                 roomy.pop()
         for task in reversed(unplaced):
             ready.push_first(task)
-        if self.memory_queue or self._skipped:
-            self._serve_memory_queue(roomy, PRIORITY_MIN)
-            for task in reversed(self._skipped):
-                self.memory_queue.push_first(task)
-            self._skipped.clear()
-            self._blocked.clear()
+        self._end_scarce(roomy)
         if has_parked and priority > PRIORITY_MIN:
             self._serve_parked(PRIORITY_MIN)
         if ready and not roomy:
@@ -277,7 +284,9 @@ class Dispatcher:
                 continue
             needs = task.spec.needs
             has_policy = task.job.spec.scheduling is not DEFAULT_SCHEDULING
-            is_bound = has_policy or needs.memory_bytes or self._graph.fixed.location_of(task)
+            is_bound = (
+                has_policy or needs.memory_bytes or needs.io or self._graph.fixed.location_of(task)
+            )
             is_bound = is_bound or may_kill_workers(self._retry_states.get(task.spec.id))
             able = [] if is_bound else [w for w in self._able(task) if w.has_room_over_credit]
             if able:
@@ -295,7 +304,9 @@ class Dispatcher:
         """
         spec = task.spec
         needs = spec.needs
-        is_plain = needs is DEFAULT_NEEDS or (needs.slots == 1 and not needs.memory_bytes)
+        is_plain = needs is DEFAULT_NEEDS or (
+            needs.slots == 1 and not (needs.memory_bytes or needs.io)
+        )
         is_plain = is_plain and not self._has_full and spec.id not in self._retry_states
         if is_plain and not spec.inputs and spec.executor in self._everywhere:
             if task.job.spec.scheduling is DEFAULT_SCHEDULING:
@@ -305,9 +316,10 @@ class Dispatcher:
         if self._graph.objects.fixed and (places := self._graph.fixed.location_of(task)):
             self._place_at(task, places, roomy)
             return True
-        if needs.memory_bytes:
-            self.memory_queue.push(task)
-            self._serve_memory_queue(roomy, needs.priority)
+        if needs.memory_bytes or needs.io:
+            queue = self._queue_of(task)
+            queue.push(task)
+            self._serve_scarce(queue, roomy, needs.priority)
             return True
         able = self._able(task)
         return not able or self._place_among(task, able, roomy)
@@ -321,11 +333,30 @@ class Dispatcher:
     def drop_job(self, job: Job) -> None:
         """Forget the queued tasks of a job, so that none of them starts."""
         self.ready.drop_job(job)
-        self.memory_queue.drop_job(job)
+        for queue in self.scarce.values():
+            queue.drop_job(job)
 
-    def _serve_memory_queue(self, roomy: deque[WorkerNode], priority: int) -> None:
-        """Place tasks that need memory, while there is enough, down to a priority."""
-        queue, skipped, blocked = self.memory_queue, self._skipped, self._blocked
+    def _queue_of(self, task: TaskNode) -> ScarceQueue:
+        """Return the queue of tasks that need the disk of a task; without a disk, memory."""
+        io = task.spec.needs.io
+        if io not in self.scarce:
+            self.scarce[io] = ScarceQueue(self._graph)
+        return self.scarce[io]
+
+    def _end_scarce(self, roomy: deque[WorkerNode]) -> None:
+        """Place the other tasks that need memory or disks; put back the tasks that must wait."""
+        for io, queue in list(self.scarce.items()):
+            self._serve_scarce(queue, roomy, PRIORITY_MIN)
+            for task in reversed(queue.skipped):
+                queue.push_first(task)
+            queue.skipped.clear()
+            queue.blocked.clear()
+            if io and not queue:
+                del self.scarce[io]
+
+    def _serve_scarce(self, queue: ScarceQueue, roomy: deque[WorkerNode], priority: int) -> None:
+        """Place tasks that need memory or a disk, while there is enough, down to a priority."""
+        skipped, blocked = queue.skipped, queue.blocked
         while queue and roomy and len(skipped) < SKIPPED_MAX and len(blocked) < len(self.workers):
             if queue.priority < priority:
                 return
@@ -335,7 +366,7 @@ class Dispatcher:
                     return
                 continue
             able = [worker for worker in able if worker not in blocked]
-            having = [worker for worker in able if worker.has_memory(task.spec.needs)]
+            having = [worker for worker in able if worker.has_scarce(task.spec.needs)]
             if not having or not self._place_among(task, having, roomy):
                 skipped.append(task)
                 blocked.update(able)
@@ -426,7 +457,7 @@ class Dispatcher:
             self._refuse(task, "NO_WORKER_FITS", details)
         elif not worker.can_hold(task.spec.needs):
             self._refuse_as_too_large(task, [worker])
-        elif worker.has_credit and worker.has_memory(task.spec.needs):
+        elif worker.has_credit and worker.has_scarce(task.spec.needs):
             self._assign(task, worker)
             if not worker.is_draining:
                 roomy.remove(worker)
@@ -515,15 +546,15 @@ class Dispatcher:
                 task = queue[0]
                 if task.spec.needs.priority < priority:
                     break
-                if queue is worker.bound and not worker.has_memory(task.spec.needs):
+                if queue is worker.bound and not worker.has_scarce(task.spec.needs):
                     break  # it can run nowhere else
                 queue.popleft()
                 if not self._may_run(task):
                     continue
-                if worker.has_memory(task.spec.needs):
+                if worker.has_scarce(task.spec.needs):
                     self._assign(task, worker)
                 else:
-                    self.memory_queue.push_first(task)
+                    self._queue_of(task).push_first(task)
 
     def _steal_parked(self, roomy: Iterable[WorkerNode]) -> None:
         """Let idle workers take tasks that are parked at others.
@@ -543,7 +574,7 @@ class Dispatcher:
                 able = task.spec.executor in worker.facts.executors and worker.can_hold(needs)
                 able = able and bool(self._having_space(task, (worker,)))
                 able = able and self._reach.suits(task, worker)
-                if not (able and worker.has_memory(needs)) or not (
+                if not (able and worker.has_scarce(needs)) or not (
                     is_idle or (worker.has_free(needs) and self._is_cheaper(task, worker, victim))
                 ):
                     victim.parked.append(task)

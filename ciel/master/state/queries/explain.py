@@ -254,6 +254,8 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
             lines = [f"it waits for room on worker {worker.facts.id}: {_load(worker)}"]
             return lines + _placed(task, "it should run there")
     needs = task.spec.needs
+    if needs.io:
+        return _why_no_disk(machine, task, workers)
     if needs.memory_bytes:
         return _why_no_memory(machine, task, workers)
     able = [worker for worker in workers if needs.slots <= worker.facts.slots]
@@ -286,6 +288,22 @@ def _why_no_memory(
         has = f"{spare} of {size_text(total)} free" if total else "enough memory"
         lines.append(f"worker {worker.facts.id}: {has}, {_load(worker)}")
     count = machine.dispatcher.memory_queue.count_from(task.spec.needs.priority)
+    return [*lines, f"{count} tasks of its priority or a higher one wait, including itself"]
+
+
+def _why_no_disk(
+    machine: MasterMachine, task: TaskNode, workers: Sequence[WorkerNode]
+) -> list[str]:
+    """List how many tasks use the disk that bounds a task, on each worker."""
+    io = task.spec.needs.io
+    able = [w for w in workers if task.spec.executor in w.facts.executors]
+    lines = [f"it is bound by the I/O of {io}, where no worker has room now:"]
+    for worker in able[:_INPUTS_MAX]:
+        used, limit = worker.disks.use_of(io)
+        has = f"{used} tasks use it, of {limit} at a time" if limit else "it has no limit"
+        lines.append(f"worker {worker.facts.id}: {has}, {_load(worker)}")
+    queue = machine.dispatcher.scarce.get(io, machine.dispatcher.ready)
+    count = queue.count_from(task.spec.needs.priority)
     return [*lines, f"{count} tasks of its priority or a higher one wait, including itself"]
 
 

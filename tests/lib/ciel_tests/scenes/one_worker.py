@@ -43,6 +43,7 @@ from ciel.worker.attempts.scratch import ScratchPool
 from ciel.worker.attempts.workplace import Workplace
 from ciel.worker.checksums import Checksums
 from ciel.worker.disk_jobs import DiskJobs
+from ciel.worker.disk_permits import DiskPermits
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
 from ciel.worker.interactive.process import USUAL_PATIENCE, Patience
@@ -89,6 +90,7 @@ class OneWorker:
         slots: int = 2,
         patience: Patience = USUAL_PATIENCE,
         starts_locally: frozenset[str] = frozenset(),
+        disk_jobs: DiskJobs | None = None,
     ) -> None:
         self.in_reactor, self.store, self.path = in_reactor, store, path
         self.reports: list[Any] = []
@@ -105,7 +107,8 @@ class OneWorker:
         self.streams = in_reactor(Streams, reactor)
         events, callers = Events(reactor), Callers(environ)
         self.master = MasterSession(events)
-        disk_jobs = DiskJobs(reactor, Policy.from_text("off"))
+        disk_jobs = disk_jobs or DiskJobs(reactor, Policy.from_text("off"))
+        permits = self.permits = DiskPermits(disk_jobs, path)
         checksums = Checksums(reactor, store, Verify.FIRST)
         retention = Retention(reactor, store, self.machine, disk_jobs.turn, checksums)
         boards = StateBoards("0" * 16, self.master.send)
@@ -116,12 +119,13 @@ class OneWorker:
             store,
             disk_jobs,
             lambda: (0, 0.0),
+            permits,
             lambda reason: None,
             str(path),
         )
         self.service = WorkerService(
-            reactor, ticks, self.machine, self.master, self.store_reports, retention, callers,
-            events, lambda: None, lambda error: None,
+            reactor, ticks, self.machine, self.master, self.store_reports, permits, retention,
+            callers, events, lambda: None, lambda error: None,
         )  # fmt: skip
         self.fetches = FetchReports(self.service, self.master, retention, events)
         checksums.damaged = self.service.damaged
@@ -274,7 +278,8 @@ class OneWorker:
 
     def stop(self) -> None:
         """End everything."""
-        for part in (self.store_reports, self.service, self.attempts, self.streams):
+        parts = (self.store_reports, self.service, self.attempts, self.streams, self.permits)
+        for part in parts:
             self.in_reactor(part.close)
         self.in_reactor(self.launching.close)
 
