@@ -27,7 +27,7 @@ from benchmarks.engine import (
     released,
     transports,
 )
-from benchmarks.storage import disk_jobs, fuse, locks, mpb
+from benchmarks.storage import disk_jobs, fuse, io_bound, locks, mpb
 
 MEASURED = plots.DOCS
 
@@ -86,6 +86,12 @@ TOYS = {
         ],
         ("transports",),
     ),
+    "io_bound": Toy(
+        io_bound,
+        {},
+        [(io_bound, "ROUNDS", 1), (io_bound, "REQUESTS", 2), (io_bound, "LOOPS", 10)],
+        ("io-bound",),
+    ),
     "locks": Toy(locks, {}, [(locks, "REPEATS", {1: 1, 2: 1})], ("locks",)),
     "master": Toy(
         master,
@@ -105,7 +111,7 @@ TOYS = {
 }
 
 
-@pytest.mark.requirement("CIB-24", "CIB-41", "CIB-50", "CIB-53", "CIB-55")
+@pytest.mark.requirement("CIB-24", "CIB-41", "CIB-42", "CIB-50", "CIB-53", "CIB-55")
 @pytest.mark.parametrize(
     "name",
     [

@@ -109,7 +109,8 @@ def _limit(policy: str) -> str:
     return policy if policy.isdecimal() else "0"
 
 
-def _program() -> str:
+def modelling_program() -> str:
+    """Compile `modelled_disk`; return its path."""
     sources = ("../benchmarks/storage/modelled_disk.c", "tools/io_token.c", "tools/io_device.c")
     return str(compiled("modelled_disk", sources))
 
@@ -121,7 +122,7 @@ def modelled(
 
     The unit is bytes per second of the disk that is modelled, not of the faster model.
     """
-    program, device = _program(), f"0-{secrets.randbits(60)}"
+    program, device = modelling_program(), f"0-{secrets.randbits(60)}"
     rates: Rates = {}
     with tempfile.TemporaryDirectory(prefix="modelled-disk-", dir="/dev/shm") as directory:
         for run, count, policy in product(range(runs), loads, policies):
@@ -172,7 +173,7 @@ def forget(path: str) -> None:
 
 def real(loads: Sequence[int], policies: Sequence[str], size_bytes: int = REAL_BYTES) -> Curves:
     """Measure on the disk of the temporary directory; return the median of some runs."""
-    program, place = _program(), device_of(tempfile.gettempdir())
+    program, place = modelling_program(), device_of(tempfile.gettempdir())
     rates: Rates = {}
     with files(max(loads), size_bytes) as paths:
         for _, count, policy in product(range(RUNS), loads, policies):
