@@ -67,7 +67,7 @@ from ciel.scc.objects import (
     translated,
 )
 from ciel.scc.shapes import Info, ShmfsError
-from ciel.scc.shmfs import File
+from ciel.scc.shmfs import File, Image
 from ciel.scc.uncommitted import UncommittedFile
 from ciel.storage import leases
 from ciel.storage.errors import (
@@ -195,6 +195,25 @@ def _check_bridge(number: int, cores: int) -> None:
         raise StoreSpecError(f"bridge {number}", reason)
 
 
+class ImageDiskLimit:
+    """The number of disk jobs that the image counts for all its cores (`storage.DiskLimit`)."""
+
+    def __init__(self, image: Image) -> None:
+        self._image = image
+
+    def begin(self, at_most: int, timeout_s: float) -> bool:
+        try:
+            self._image.io_begin(at_most, timeout_s)
+        except ShmfsError as error:
+            if error.reason == "LIMIT":
+                return False
+            raise
+        return True
+
+    def end(self) -> None:
+        self._image.io_end()
+
+
 class SccStore(ObjectStore):
     """The objects of one core, in memory that it shares with other cores."""
 
@@ -263,6 +282,9 @@ class SccStore(ObjectStore):
             bounded=True,
             may_block=False,
         )
+
+    def disk_limit(self) -> ImageDiskLimit:
+        return ImageDiskLimit(self._image)
 
     # --- one object -------------------------------------------------------------------------------
 

@@ -403,6 +403,19 @@ class MessageCore(Protocol):
     def close(self) -> None: ...
 
 
+class DiskLimit(Protocol):
+    """A limit of disk jobs that processes of several kernels share. Any thread may call this."""
+
+    def begin(self, at_most: int, timeout_s: float) -> bool:
+        """Start a job once fewer than `at_most` jobs run; False after the timeout.
+
+        The jobs of a process end with it. Raises StorageError.
+        """
+
+    def end(self) -> None:
+        """End a job. Raises StorageError."""
+
+
 class ObjectStore(ABC):
     """Write-once objects by id."""
 
@@ -464,6 +477,10 @@ class ObjectStore(ABC):
         object's place within `guard`, and only if `may_go_on` is still true.
         """
         return False
+
+    def disk_limit(self) -> DiskLimit | None:
+        """Return the limit of disk jobs that all processes of this store share, if there is one."""
+        return None
 
     def use_memory(self, lender: Lender) -> bool:
         """Let a store that spills to other machines use their memory; return whether it does."""

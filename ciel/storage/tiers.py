@@ -42,6 +42,7 @@ from ciel.storage.interface import (
     MEMORY,
     Capabilities,
     Chunk,
+    DiskLimit,
     MessageCore,
     ObjectInfo,
     ObjectReader,
@@ -475,6 +476,9 @@ class TieredStore(ObjectStore):
 
     def expect(self, object_id: str) -> bool:
         return not self.settles or self.mover.expect(object_id)
+
+    def disk_limit(self) -> DiskLimit | None:
+        return self._upper.disk_limit()
 
     def use_memory(self, lender: Lender) -> bool:
         self.settles = self._lower.use_memory(lender)

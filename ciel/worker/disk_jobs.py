@@ -1,7 +1,8 @@
 """Admission of disk jobs: each job waits for a permit of its device (requirement CIB-40).
 
 First the policy of this process (`core.admission`) admits the job, by its size; then the queue of
-all processes of this host (`storage.device_semaphores`), in order of arrival. A job that waits in
+all processes of this host (`storage.device_semaphores`), in order of arrival, or a limit that
+processes of several kernels share (`share`), in no order. A job that waits in
 `enter` or `run` holds no thread; `turn` blocks the thread of its caller. Jobs in memory and small
 jobs do not wait.
 """
@@ -24,6 +25,7 @@ from ciel.net.ticks import DelayedCall
 from ciel.storage.device_semaphores import QueueEntry, sweep
 from ciel.storage.devices import Device, Kind, device_of
 from ciel.storage.errors import StorageError
+from ciel.storage.interface import DiskLimit
 
 log = Logger()
 
@@ -36,6 +38,13 @@ LAPSE_FACTOR = 4
 
 It is half a second plus four times the time that a disk needs for the bytes. A slower job leaves
 the disk idle, so it must not block other jobs.
+"""
+
+TRY_S = 0.25
+"""How long a thread waits for a limit of several kernels before it looks whether its job has left.
+
+The limit wakes it sooner when a job ends. Between kernels, and after the death of a process, the
+image notices that within 0.1 s (`IO_LOOK_US` in scc/src/client.c).
 """
 
 T = TypeVar("T")
@@ -98,6 +107,15 @@ class DiskJobs:
         self._waiting: set[threading.Event] = set()  # for each waiting thread
         self._is_closed = False
         sweep()
+
+    def share(self, path: str | os.PathLike[str], at_most: int, limit: DiskLimit) -> None:
+        """Limit the jobs on a path's device together with the processes of other kernels.
+
+        Raises OSError if the path does not exist.
+        """
+        queue = _DeviceQueue(self._reactor, self._find(path), Policy(at_most), self._changed, limit)
+        self._queues[f"shared {queue.device.name}"] = queue
+        self._found[os.stat(path).st_dev] = queue
 
     def on_change(self, notify: Callable[[], object]) -> None:
         """Call this whenever more or fewer jobs are pending."""
@@ -240,14 +258,18 @@ class _DeviceQueue:
     """The queue of one device. Jobs are known by their Deferred."""
 
     def __init__(
-        self, reactor: Any, device: Device, policy: Policy, changed: Callable[[], object]
-    ) -> None:
+        self, reactor: Any, device: Device, policy: Policy, changed: Callable[[], object],
+        shared: DiskLimit | None = None,
+    ) -> None:  # fmt: skip
+        """`shared`: the limit of all kernels, which replaces the queue of this host."""
         self.device = device
         self.admission: Admission[Deferred[Permit]] = Admission(
             policy, is_rotating=device.kind is Kind.ROTATING
         )
         self.waiting: dict[Deferred[Permit], _Watch | None] = {}
-        self._entries: dict[Deferred[Permit], QueueEntry] = {}
+        self._entries: dict[Deferred[Permit], QueueEntry | SharedEntry] = {}
+        self._shared = shared
+        self._joining: set[threading.Thread] = set()  # that wait for `shared`
         self._reactor = reactor
         self._policy = policy
         self._changed = changed
@@ -265,7 +287,11 @@ class _DeviceQueue:
             if limit is None:
                 self._admit(job)
             else:
-                joining = deferToThread(self._join, limit)
+                joining: Deferred[QueueEntry | SharedEntry]
+                if self._shared is None:
+                    joining = deferToThread(self._join, limit)
+                else:  # it may wait for long
+                    joining = in_daemon_thread(self._reactor, self._join_shared, job, limit)
                 joining.addCallbacks(self._joined, self._not_joined, (job,), {}, (job,))
 
     def _join(self, limit: int) -> QueueEntry:
@@ -274,10 +300,25 @@ class _DeviceQueue:
             entry.release()
         return entry
 
-    def _joined(self, entry: QueueEntry, job: Deferred[Permit]) -> None:
+    def _join_shared(self, job: Deferred[Permit], limit: int) -> SharedEntry:
+        """Wait until the limit of all kernels admits a job, or the job leaves the queue."""
+        assert self._shared is not None
+        entry, own = SharedEntry(self._shared), threading.current_thread()
+        self._joining.add(own)
+        try:
+            while not self._is_closed and job in self.waiting:
+                if entry.begin(limit):
+                    break
+        finally:
+            self._joining.discard(own)
+        if self._is_closed:
+            entry.release()
+        return entry
+
+    def _joined(self, entry: QueueEntry | SharedEntry, job: Deferred[Permit]) -> None:
         if job not in self.waiting:  # it has left the queue
             entry.release()
-        elif entry.check():
+        elif isinstance(entry, SharedEntry) or entry.check():
             self._entries[job] = entry
             self._admit(job)
         else:
@@ -345,8 +386,29 @@ class _DeviceQueue:
         self._is_closed = True
         for job in list(self.waiting):
             job.cancel()
+        for joining in list(self._joining):  # its store closes next
+            joining.join(2 * TRY_S)
         while self._entries:
             self._entries.popitem()[1].release()
+
+
+class SharedEntry:
+    """A job that counts in a limit of several kernels from `begin` to `release`."""
+
+    def __init__(self, limit: DiskLimit) -> None:
+        self._limit = limit
+        self._is_counted = False
+
+    def begin(self, at_most: int) -> bool:
+        """Wait for `TRY_S`; return whether the job is counted."""
+        self._is_counted = self._limit.begin(at_most, TRY_S)
+        return self._is_counted
+
+    def release(self) -> None:
+        """End the job, if it is counted; a second call does nothing."""
+        is_counted, self._is_counted = self._is_counted, False
+        if is_counted:
+            self._limit.end()
 
 
 class _Watch:

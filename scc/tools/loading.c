@@ -10,9 +10,11 @@
 
 enum { SMALL_BYTES = 64 * 1024 }; /* as ciel/worker/disk_jobs.py */
 
-uint32_t tool_io_limit(const struct tool *tool, const struct tool_option *option)
+uint32_t tool_io_limit(struct tool *tool, const struct tool_option *options)
 {
-    return (uint32_t)tool_number(tool, option, 0, UINT32_MAX - 1, TOOL_USUAL_LIMIT);
+    tool->io_shared = (uint32_t)tool_number(tool, options + 1, 1, UINT32_MAX - 1, 0);
+    uint32_t limit = (uint32_t)tool_number(tool, options, 0, UINT32_MAX - 1, TOOL_USUAL_LIMIT);
+    return tool->io_shared ? 0 : limit;
 }
 
 int tool_await_turn(struct tool *tool, const char *path, int64_t size_bytes, bool is_regular,
@@ -61,7 +63,7 @@ static int load_in_turn(struct tool *tool, struct tool_image *image, const char 
         return 1;
     image->has_turn = token != TOOL_NO_TURN;
     image->lacking_bytes = 0;
-    int error = shmfs_io_begin(image->fs, 0, -1); /* no limit: only counts the job */
+    int error = shmfs_io_begin(image->fs, tool->io_shared, -1); /* 0: only counts the job */
     if (!error) {
         error = shmfs_load(image->fs, fd, slash ? slash + 1 : path);
         int cause = errno;

@@ -3,7 +3,7 @@
 
 int main(int argc, char **argv)
 {
-    struct tool_option options[] = {TOOL_IO_OPTION, {0}};
+    struct tool_option options[] = {TOOL_IO_OPTIONS, {0}};
     struct tool tool = {
         .name = "shmld",
         .arguments = "FILE...",

@@ -53,7 +53,14 @@ static int64_t store_in_turn(struct tool *tool, struct tool_image *image, const 
     int token = tool_await_turn(tool, dirname(folder), (int64_t)info.size_bytes, true, limit);
     if (token < 0)
         return token;
-    int64_t stored = shmfs_store(image->fs, name, fd);
+    int64_t stored = tool->io_shared ? shmfs_io_begin(image->fs, tool->io_shared, -1) : 0;
+    if (!stored) {
+        stored = shmfs_store(image->fs, name, fd);
+        int cause = errno;
+        if (tool->io_shared)
+            shmfs_io_end(image->fs);
+        errno = cause;
+    }
     int cause = errno;
     if (token != TOOL_NO_TURN)
         io_token_release(token);
@@ -102,7 +109,7 @@ static void store_into(struct tool *tool, struct tool_image *image, const char *
 
 int main(int argc, char **argv)
 {
-    struct tool_option options[] = {TOOL_IO_OPTION, {0}};
+    struct tool_option options[] = {TOOL_IO_OPTIONS, {0}};
     struct tool tool = {
         .name = "shmst",
         .arguments = "NAME OUT",
@@ -116,7 +123,7 @@ int main(int argc, char **argv)
     struct stat status;
     tool_begin(&tool, argc, argv);
     uint32_t limit = tool_io_limit(&tool, options);
-    if (!tool_attach(&tool, &image, false))
+    if (!tool_attach(&tool, &image, tool.io_shared > 0))
         return TOOL_FAILED;
     const char *name = tool.given[0], *out = tool.given[1];
     if (!strcmp(out, "-")) {

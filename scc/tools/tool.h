@@ -38,6 +38,7 @@ struct tool {
     const char *text;      /* description shown by --help */
     int least, most;       /* number of arguments */
     struct tool_option *options; /* or NULL */
+    uint32_t io_shared; /* the limit of disk jobs on all cores of the image; 0: none */
     int cut_status; /* exit status if the image is truncated meanwhile; 0: TOOL_FAILED */
     /* set by tool_begin */
     const char *image_name;
@@ -136,13 +137,19 @@ bool device_begin(struct tool *tool, struct tool_image *image);
  * (`io_usual_limit`), and files of at most 64 KiB and files that are not regular do not queue. */
 #define TOOL_USUAL_LIMIT UINT32_MAX
 
-/* The option that sets such a limit. Without it the limit is TOOL_USUAL_LIMIT; 0: no limit. */
-#define TOOL_IO_OPTION                                                                             \
+/* The two options that set limits. Without the first the limit is TOOL_USUAL_LIMIT; 0: none. The
+ * second replaces it by a limit that all cores of the image share, and sets `tool->io_shared`. */
+#define TOOL_IO_OPTIONS                                                                            \
     {.name = "io",                                                                                 \
      .value = "N",                                                                                 \
      .text = "disk jobs at a time on a disk; 0: any; else by its kind",                            \
-     .variable = "SHMFS_IO"}
-uint32_t tool_io_limit(const struct tool *tool, const struct tool_option *option);
+     .variable = "SHMFS_IO"},                                                                      \
+    {                                                                                              \
+        .name = "io-shared", .value = "N",                                                         \
+        .text = "disk jobs at a time of all cores, on all kernels",                                \
+        .variable = "SHMFS_IO_SHARED"                                                              \
+    }
+uint32_t tool_io_limit(struct tool *tool, const struct tool_option *options);
 
 /* Wait for a turn to read or write `size_bytes` on the device of `path`, a regular file or not.
  * Returns a token for io_token_release, TOOL_NO_TURN if none is needed, or prints the reason and

@@ -58,7 +58,7 @@ from ciel.net.ticks import Ticks
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Address, Reconnector, listen, parse_address
 from ciel.net.url_policy import UrlPolicy
-from ciel.storage.errors import StorageError
+from ciel.storage.errors import StorageError, StoreSpecError
 from ciel.storage.interface import ObjectStore, Verify
 from ciel.storage.specs import DEFAULT, VARIABLE, describe_kinds, load_kind
 from ciel.wire.errors import RefusedError
@@ -116,6 +116,13 @@ def _add_storage(add: Callable[..., object]) -> None:
         default="adaptive",
         help="limit of concurrent disk jobs for each disk: a number, off (no limit), or adaptive "
         "(default)",
+    )
+    add(
+        "--io-shared",
+        type=_shared_limit,
+        metavar="DIR=N",
+        help="at most N disk jobs at a time on the device of DIR, of all workers that share the "
+        "store (--store scc:…), also on other kernels",
     )
     add(
         "--spool",
@@ -232,7 +239,7 @@ class Worker:
         launching = self._keep(self._launching(ticks, key, cluster_id, store))
         executors = _executors_here()
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
-        disk_jobs = self._keep(DiskJobs(reactor, options.io))
+        disk_jobs = self._keep(self._disk_jobs(store))
         admit, queue = self._disk_of(store, disk_jobs)
         permits = self._keep(DiskPermits(disk_jobs, spool.path))
         site = WorkerSite(reactor, key, open_healthz=options.open_healthz)
@@ -451,6 +458,19 @@ class Worker:
         place = self._spool.store
         return partial(disk_jobs.enter, place), partial(disk_jobs.queue_at, place)
 
+    def _disk_jobs(self, store: ObjectStore) -> DiskJobs:
+        """Create the queues of disk jobs; raises StoreSpecError if the store can share no limit."""
+        jobs = DiskJobs(self._reactor, self._options.io)
+        if self._options.io_shared is not None:
+            path, at_most = self._options.io_shared
+            limit = store.disk_limit()
+            if limit is None:
+                raise StoreSpecError(
+                    self._options.store, "--io-shared needs a store that kernels share: scc:…"
+                )
+            jobs.share(path, at_most, limit)
+        return jobs
+
     def _open_peer_stores(
         self, store: ObjectStore, cluster_id: str, own: str, operations: Operations, jobs: DiskJobs
     ) -> PeerStores | None:
@@ -579,6 +599,15 @@ def _io_policy(text: str) -> Policy:
         return Policy.from_text(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _shared_limit(text: str) -> tuple[str, int]:
+    path, _, number = text.rpartition("=")
+    if not path or not number.isascii() or not number.isdecimal() or not 0 < int(number) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not DIR=N with a number of 1 to 1000")
+    if not os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path} is not a directory")
+    return path, int(number)
 
 
 def held_by(store: ObjectStore) -> dict[ObjectId, int]:

@@ -328,3 +328,25 @@ def test_an_output_that_nobody_takes_is_a_failure(image: Image) -> None:
         )
     assert ended.returncode == 1
     assert b"standard output cannot be written" in ended.stderr
+
+
+@pytest.mark.requirement("CIB-40")
+def test_loads_and_stores_share_the_limit_of_the_image(
+    image: Image, source: Source, tmp_path: Path
+) -> None:
+    content, out, pipe = os.urandom(1000), tmp_path / "out", tmp_path / "pipe"
+    image.do("shmld", source("a", content))
+    os.mkfifo(pipe)
+    for command in (("shmld", source("b", content)), ("shmst", "a", str(out))):
+        with image.start("shmld", "--io-shared", "1", pipe) as holder, open(pipe, "wb") as end:
+            end.write(b"x")
+            end.flush()
+            wait_until(lambda: image.usage()["disk_jobs"] == 1)
+            with image.start(command[0], "--io-shared", "1", *command[1:]) as waiting:
+                image.do("shmld", "--io", "0", source("meanwhile", b"x"))
+                image.do("shmrm", "meanwhile")
+                assert waiting.poll() is None
+                holder.send_signal(signal.SIGKILL)  # its job ends with it
+                assert waiting.wait(WAIT_S) == 0
+            holder.wait(WAIT_S)
+    assert out.read_bytes() == image.do("shmst", "b", "-") == content
