@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.core.tasks import Needs
 from ciel.core.transports import End, Store
 from ciel.master.state.placement.credit import Credit
-from ciel.master.state.placement.disk_use import DiskUse, SharedDisks
+from ciel.master.state.placement.disk_use import Disk, DiskUse
 
 AttemptKey = tuple[str, str, int]
 """Identifies an attempt: the worker, the task, and the number of the attempt."""
@@ -268,7 +268,7 @@ class WorkerTable:
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerNode] = {}
         self.hosts: dict[str, str] = {}  # by address
-        self.disks = SharedDisks()
+        self.disks: Counter[Disk] = Counter()  # how many attempts use each
         self.suspects: frozenset[str] = frozenset()
         self.awaited: dict[str, str] = {}
         self.expected: dict[str, float] = {}

@@ -22,10 +22,6 @@ WAITING_MAX = 1
 """The number of tasks that workers have in advance."""
 
 
-SharedDisks = Counter[Disk]
-"""How many attempts of all workers use each disk."""
-
-
 class DiskUse:
     """The disks that the attempts of one worker use."""
 
@@ -34,11 +30,11 @@ class DiskUse:
     def __init__(self, worker_id: str, host: str) -> None:
         self._id = worker_id
         self._host = host
-        self._used = SharedDisks()
+        self._used: Counter[Disk] = Counter()
         self._known: dict[str, tuple[Disk, int]] = {}  # disks and limits, by what tasks name
         self._attempts: dict[tuple[str, int], str] = {}  # what each attempt names
 
-    def share(self, used: SharedDisks) -> None:
+    def share(self, used: Counter[Disk]) -> None:
         """Count in the table of all workers; called before the first attempt."""
         self._used = used
 
