@@ -34,7 +34,7 @@ Times = dict[str, tuple[float, float, float]]
 
 
 def total_s(job: Job, directory: str, io: str, number: int) -> float:
-    """Return the time that all tasks take. `number`: this run has a disk of its own."""
+    """Return the time that all tasks take. `number`: the disk of this run."""
     started_s = time.monotonic()
     program = modelling_program()
     needs = Needs(io=io)
@@ -78,8 +78,8 @@ def mixed() -> dict[str, float]:
 def alternating(chunk: int) -> tuple[float, float, float]:
     """Load two large files in chunks of some requests, alternately.
 
-    Return when the first and the second load end, and the longest wait of a small load that
-    arrives at any time: that of a chunk. In seconds.
+    Return the times at which the first and the second load end, and the longest time of a chunk, in
+    seconds. A small load that arrives meanwhile waits for one chunk.
     """
     program = modelling_program()
     with tempfile.TemporaryDirectory(prefix="modelled-disk-", dir="/dev/shm") as directory:

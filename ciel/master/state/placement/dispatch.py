@@ -344,7 +344,7 @@ class Dispatcher:
         return self.scarce[io]
 
     def _end_scarce(self, roomy: deque[WorkerNode]) -> None:
-        """Place the other tasks that need memory or disks; put back the tasks that must wait."""
+        """Place more tasks that need memory or disks; put back the tasks that must wait."""
         for io, queue in list(self.scarce.items()):
             self._serve_scarce(queue, roomy, PRIORITY_MIN)
             for task in reversed(queue.skipped):
