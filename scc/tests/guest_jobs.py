@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from typing import Final
 
@@ -23,14 +22,16 @@ EXAMPLES: Final = ROOT / "examples"
 SDK: Final = ROOT / "executors/sdk/c"
 MEMORY_MIB: Final = 512
 IMAGE_MIB: Final = 128  # a power of two, as for all memory of PCI devices
-START_S: Final = 240.0
+START_S: Final = 240
+COMMAND_S: Final = 300.0
 JOB_S: Final = 600.0
-LOOK_S: Final = 2.0
-SETUP: Final = """
-mount -t ext4 -o ro /dev/vda /root
-for name in dev proc sys; do mount --bind /$name /root/$name; done
-mount -t tmpfs none /root/tmp
-mkdir -p /root/dev/shm && mount -t tmpfs none /root/dev/shm
+DISK: Final = "/disk"
+SETUP: Final = f"""
+mkdir {DISK}
+mount -t ext4 -o ro /dev/vda {DISK}
+for name in dev proc sys; do mount --bind /$name {DISK}/$name; done
+mount -t tmpfs none {DISK}/tmp
+mkdir -p {DISK}/dev/shm && mount -t tmpfs none {DISK}/dev/shm
 ip link set lo up
 """
 ENVIRON: Final = (
@@ -48,7 +49,7 @@ class Machine(Guest):
         super().__init__(place, MEMORY_MIB, options)
         self.image = self.run("echo $SHMFS_NAME")
         environ = ENVIRON.format(bin=Path(sys.prefix, "bin"))
-        self._prefix = f"chroot /root /bin/busybox env -i {environ}"
+        self._prefix = f"chroot {DISK} /bin/busybox env -i {environ}"
 
     def ciel(self, command: str, timeout_s: float = JOB_S) -> str:
         """Run a command in the disk's root directory; return its output."""
@@ -56,14 +57,14 @@ class Machine(Guest):
 
     def serve(self, name: str, command: str, expected: str) -> None:
         """Start a daemon, and wait until its log has a text."""
-        log = f"/root/tmp/{name}.log"
+        log = f"{DISK}/tmp/{name}.log"
         self.run(f"{{ {self._prefix} {command} >{log} 2>&1 & }}")
-        until_s = time.monotonic() + START_S
-        while time.monotonic() < until_s:
-            if self.run(f"grep -c '{expected}' {log}; true").strip() not in ("", "0"):
-                return
-            time.sleep(LOOK_S)
-        raise GuestError(f"no '{expected}': {self.run(f'cat {log}')}")
+        has = f"grep -q '{expected}' {log}"
+        self.run(
+            f"s=0; until {has} || [ $s = {START_S} ]; do sleep 1; s=$((s + 1)); done", COMMAND_S
+        )
+        if self.run(f"{has} || echo no") == "no":
+            raise GuestError(f"no '{expected}': {self.run(f'cat {log}')}")
 
 
 def prepare(place: Path, kernel: Kernel, setup: str) -> None:
@@ -98,9 +99,9 @@ def work_together(place: Path, memory: Path) -> None:
         worker = "ciel-worker --access /tmp/access.json --slots 1"
         print("  the machines run", flush=True)
         one.serve("master", "ciel-master --listen 127.0.0.1:8100 --access /tmp/access.json", "8100")
-        access = one.run("cat /root/tmp/access.json")
+        access = one.run(f"cat {DISK}/tmp/access.json")
         for machine in (one, other):
-            machine.run(f"umask 077; echo '{access}' > /root/tmp/access.json")
+            machine.run(f"umask 077; echo '{access}' > {DISK}/tmp/access.json")
         one.serve("worker", f"{worker} --listen 127.0.0.1:8101 --store {made}", "joined the")
         bridge = f"ciel bridge 0 --store {store} --offer 8100 --offer 8101"
         one.serve("bridge", bridge, "is core 2")
@@ -125,7 +126,7 @@ def search(client: Machine) -> None:
     """Search Python's library for a word."""
     value = client.ciel(f"ciel sw -E WORD=lambda {EXAMPLES / 'grep/grep.sw'}")
     found = json.loads(value)
-    listed = client.run(f"chroot /root /bin/find {sysconfig.get_path('stdlib')} -name '*.py'")
+    listed = client.run(f"chroot {DISK} /bin/find {sysconfig.get_path('stdlib')} -name '*.py'")
     files = len(listed.splitlines())
     print(f"  {found['lines']} lines in {found['files']} files have the word", flush=True)
     if found["files"] != files or found["lines"] < files // 10:
