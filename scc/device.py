@@ -16,7 +16,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, Literal, NamedTuple, Self, get_args
@@ -224,6 +224,9 @@ class Device:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self._ffi.release(self._base)
+            with suppress(BufferError):  # views of files exist, and keep the memory
+                self.mapping.close()
 
     def __enter__(self) -> Self:
         return self

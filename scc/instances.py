@@ -1,7 +1,7 @@
 """Instances of the store `scc`: a directory under `/dev/shm` with a lease, and its image.
 
-If the image lies in a file elsewhere, the directory has a link `image` to it. Each kernel has
-a directory for the file, and derives the name from the file.
+If the image lies in a file elsewhere, the directory has a link `image` to it. Each kernel has its
+own directory for the file, and derives the name from the file.
 """
 
 from __future__ import annotations

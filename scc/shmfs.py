@@ -21,6 +21,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +30,7 @@ from ciel.scc.builds import Build, load
 from ciel.scc.device import Device, Kernels, Layout
 from ciel.scc.images import map_runs, reserve_whole, unmap
 from ciel.scc.shapes import Geometry, ImageProblem, Info, ShmfsError
-from ciel.storage.errors import StoreClosedError, StoreSystemError
+from ciel.storage.errors import StorageError, StoreClosedError, StoreSystemError
 from ciel.storage.interface import Chunk
 
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -263,11 +264,14 @@ class Image:
 
     def load(self, fd: int, name: str) -> None:
         """Copy a file of another file system in, and commit it as `name`."""
-        self._check("load", self._lib.shmfs_load(self._open_fs(), fd, self._text(name)))
+        with self.counted_io():
+            self._check("load", self._lib.shmfs_load(self._open_fs(), fd, self._text(name)))
 
     def store(self, name: str, fd: int) -> int:
         """Copy a committed file out; returns the number of bytes."""
-        return self._check("store", self._lib.shmfs_store(self._open_fs(), self._text(name), fd))
+        with self.counted_io():
+            result = self._lib.shmfs_store(self._open_fs(), self._text(name), fd)
+            return self._check("store", result)
 
     # --- statistics and checking ------------------------------------------------------------------
 
@@ -280,6 +284,20 @@ class Image:
     def io_end(self) -> None:
         """End a disk job."""
         self._check("io_end", self._lib.shmfs_io_end(self._open_fs()))
+
+    @contextmanager
+    def counted_io(self) -> Iterator[None]:
+        """Count an I/O operation while it is under way (requirement CIB-21)."""
+        try:
+            self.io_begin(0)
+        except StorageError:  # the operation may succeed although it is not counted
+            yield
+            return
+        try:
+            yield
+        finally:
+            with suppress(StorageError):  # then `close` ends it
+                self.io_end()
 
     def sweep(self) -> int:
         """Clean up after dead clients; returns how many there were."""

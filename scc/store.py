@@ -25,6 +25,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import cast
 
@@ -383,6 +384,10 @@ class SccStore(ObjectStore):
             for problem in found
         ]
         return problems + super().check()
+
+    def counted_io(self) -> AbstractContextManager[None]:
+        self.require_open()
+        return self._image.counted_io()
 
     def claim(self) -> None:
         self.require_open()

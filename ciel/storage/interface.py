@@ -21,7 +21,7 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -547,6 +547,12 @@ class ObjectStore(ABC):
         bytes to or from a path. The store may call all of them from any thread. Only `turn` may
         wait.
         """
+
+    def counted_io(self) -> AbstractContextManager[None]:
+        """Count an I/O operation between this store and another level while it is under way, if the
+        store has such statistics (requirement CIB-21). Any thread may call this.
+        """
+        return nullcontext()
 
     def claim(self) -> None:  # noqa: B027  # stores of one process need no claim
         """Claim the store for this worker until the store is closed. A worker offers all objects

@@ -424,7 +424,7 @@ class Migrator:
         info = source.stat(object_id)
         expected = None if info is None else info.checksum
         buffer = memoryview(bytearray(min(PIECE_BYTES, max(reader.size_bytes, 1))))
-        with begin(reader.size_bytes) as writer:
+        with self._upper.counted_io(), begin(reader.size_bytes) as writer:
             offset_bytes = 0
             while count := reader.read_into(buffer, offset_bytes):
                 if self._closed or self._moving[object_id]:

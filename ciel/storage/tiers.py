@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -133,6 +133,9 @@ class TieredWriter(ObjectWriter):
         """Whether this thread, which may not wait for space, has tried to exceed the capacity, and
         the object still does not fit."""
         self._is_finished = False
+        self._counting = ExitStack()  # of a spill
+        if not is_above:
+            self._counting.enter_context(tiers.counted_io())
         tiers.writing[is_above].add(id(self))
 
     @property
@@ -159,6 +162,7 @@ class TieredWriter(ObjectWriter):
         self._writer.abort()
         self._tiers.writing[True].discard(id(self))
         self._writer, self._is_above = lower, False
+        self._counting.enter_context(self._tiers.counted_io())
         self._tiers.writing[False].add(id(self))
         return give()
 
@@ -228,6 +232,7 @@ class TieredWriter(ObjectWriter):
     def _end(self) -> None:
         if not self._is_finished:
             self._is_finished = True
+            self._counting.close()
             tiers = self._tiers
             tiers.writing[self._is_above].discard(id(self))
             tiers.mover.want_no_more(self)
@@ -243,7 +248,10 @@ class TieredWriter(ObjectWriter):
     def _commit_below(self, checksum: str | None, error: NoSpaceError) -> ObjectInfo:
         """Commit a complete object to the lower level, since the upper one has no space in time."""
         try:
-            with self._tiers.begin_lower(self.object_id, error.wanted_bytes, error) as writer:
+            with (
+                self._tiers.counted_io(),
+                self._tiers.begin_lower(self.object_id, error.wanted_bytes, error) as writer,
+            ):
                 for piece in self._pieces():
                     writer.write(piece)
                 info = writer.commit(checksum=checksum)
@@ -603,6 +611,9 @@ class TieredStore(ObjectStore):
 
     def check(self) -> list[Problem]:
         return self._upper.check() + self._lower.check()
+
+    def counted_io(self) -> AbstractContextManager[None]:
+        return self._upper.counted_io()
 
     def claim(self) -> None:
         self._upper.claim()

@@ -307,7 +307,7 @@ int shmfs_load(struct shmfs *fs, int fd, const char *name);
 /* Copy a committed file to the descriptor, at its position. Returns the number of bytes. */
 int64_t shmfs_store(struct shmfs *fs, const char *name, int fd);
 
-/* Start a disk job if fewer than `limit` jobs are running (0: no limit); otherwise wait for at most
+/* Start a disk job, or any other I/O operation, if fewer than `limit` jobs are running (0: no limit); otherwise wait for at most
  * `timeout_ms` (negative: no limit). Jobs of dead clients end. Fails with LIMIT. (CIB-40) */
 int shmfs_io_begin(struct shmfs *fs, uint32_t limit, int64_t timeout_ms);
 int shmfs_io_end(struct shmfs *fs);
@@ -320,7 +320,7 @@ struct shmfs_statistics {
     uint32_t inode_count, free_inode_count;
     uint32_t entry_count, free_entry_count;
     uint32_t client_count, attached_count;
-    uint32_t io_count;         /* running disk jobs */
+    uint32_t io_count;         /* I/O operations under way: loads, stores, moves and spills */
     uint64_t recovery_count;   /* transactions of dead clients that another client completed */
     uint64_t sweep_count;      /* dead clients swept */
     uint64_t lock_wait_count;  /* times a client had to wait for a lock */

@@ -178,7 +178,22 @@ static bool free_space(void *argument, uint64_t wanted_bytes)
     return false;
 }
 
-bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
+/* Attach to the mapped image. A tool that does not need to write becomes a reader if there is no place
+ * for another client. */
+static int attach(struct tool_image *image, size_t size_bytes, struct shmfs_options *options,
+                  bool must_write)
+{
+    int error = shmfs_attach(&image->fs, image->storage, size_bytes, &image->memory, options);
+    if (error == SHMFS_ERROR_NO_CLIENTS && !must_write) {
+        options->is_read_only = true;
+        error = shmfs_attach(&image->fs, image->storage, size_bytes, &image->memory, options);
+    }
+    image->is_client = !error && !options->is_read_only;
+    return error;
+}
+
+static bool attach_mapped(struct tool *tool, struct tool_image *image, bool is_writable,
+                          bool must_write)
 {
     struct shmfs_options options = {
         .is_read_only = !is_writable,
@@ -201,7 +216,7 @@ bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
         tool_failed(tool, "out of memory");
         return false;
     }
-    int error = shmfs_attach(&image->fs, image->storage, size_bytes, &image->memory, &options);
+    int error = attach(image, size_bytes, &options, must_write);
     if (!error)
         return true;
     image->fs = NULL;
@@ -214,6 +229,38 @@ bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
     else
         tool_failed(tool, "%s cannot be used: %s", image->control_path, tool_error_text(error));
     return false;
+}
+
+bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
+{
+    return attach_mapped(tool, image, is_writable, is_writable);
+}
+
+bool tool_attach_counted(struct tool *tool, struct tool_image *image)
+{
+    tool_paths(tool, image);
+    const bool may_write = !access(image->control_path, R_OK | W_OK) &&
+                           !access(image->data_path, R_OK | W_OK);
+    return attach_mapped(tool, image, may_write, false);
+}
+
+int tool_begin_io(struct tool_image *image, uint32_t limit)
+{
+    image->is_counted = false;
+    if (!image->is_client && !limit)
+        return 0;
+    int error = shmfs_io_begin(image->fs, limit, limit ? -1 : 0);
+    image->is_counted = !error;
+    return limit ? error : 0;
+}
+
+void tool_end_io(struct tool_image *image)
+{
+    int cause = errno;
+    if (image->is_counted)
+        shmfs_io_end(image->fs);
+    image->is_counted = false;
+    errno = cause;
 }
 
 int tool_end(struct tool *tool, struct tool_image *image)

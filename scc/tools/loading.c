@@ -63,13 +63,10 @@ static int load_in_turn(struct tool *tool, struct tool_image *image, const char 
         return 1;
     image->has_turn = token != TOOL_NO_TURN;
     image->lacking_bytes = 0;
-    int error = shmfs_io_begin(image->fs, tool->io_shared, -1); /* 0: only counts the job */
-    if (!error) {
+    int error = tool_begin_io(image, tool->io_shared);
+    if (!error)
         error = shmfs_load(image->fs, fd, slash ? slash + 1 : path);
-        int cause = errno;
-        shmfs_io_end(image->fs);
-        errno = cause;
-    }
+    tool_end_io(image);
     if (image->has_turn)
         io_token_release(token);
     return error;

@@ -32,7 +32,7 @@ static void print_table(const struct shmfs_statistics *s)
     printf("a block is %s: %s are used and %s free\n", tool_size(block, s->block_bytes),
            tool_size(used, (s->block_count - s->free_block_count) * s->block_bytes),
            tool_size(free, s->free_block_count * s->block_bytes));
-    printf("running disk jobs: %" PRIu32 "\n", s->io_count);
+    printf("I/O operations under way: %" PRIu32 "\n", s->io_count);
     printf("dead clients: %" PRIu64 " swept, %" PRIu64 " interrupted transactions completed\n",
            s->sweep_count, s->recovery_count);
 }

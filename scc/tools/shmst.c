@@ -40,6 +40,16 @@ static void resemble(int fd, const char *target)
     fchmod(fd, status.st_mode & 0777);
 }
 
+/* Store a file, and let the image count that, once fewer than `limit` operations are under way. */
+static int64_t store_counted(struct tool_image *image, const char *name, int fd, uint32_t limit)
+{
+    int64_t stored = tool_begin_io(image, limit);
+    if (!stored)
+        stored = shmfs_store(image->fs, name, fd);
+    tool_end_io(image);
+    return stored;
+}
+
 /* Store a file while this program has a turn at the disk of the target. */
 static int64_t store_in_turn(struct tool *tool, struct tool_image *image, const char *name, int fd,
                              const char *target, uint32_t limit)
@@ -53,14 +63,7 @@ static int64_t store_in_turn(struct tool *tool, struct tool_image *image, const 
     int token = tool_await_turn(tool, dirname(folder), (int64_t)info.size_bytes, true, limit);
     if (token < 0)
         return token;
-    int64_t stored = tool->io_shared ? shmfs_io_begin(image->fs, tool->io_shared, -1) : 0;
-    if (!stored) {
-        stored = shmfs_store(image->fs, name, fd);
-        int cause = errno;
-        if (tool->io_shared)
-            shmfs_io_end(image->fs);
-        errno = cause;
-    }
+    int64_t stored = store_counted(image, name, fd, tool->io_shared);
     int cause = errno;
     if (token != TOOL_NO_TURN)
         io_token_release(token);
@@ -101,7 +104,7 @@ static void store_file(struct tool *tool, struct tool_image *image, const char *
 static void store_into(struct tool *tool, struct tool_image *image, const char *name, int fd,
                        const char *out)
 {
-    int64_t stored = shmfs_store(image->fs, name, fd);
+    int64_t stored = store_counted(image, name, fd, tool->io_shared);
     if (stored < 0)
         tool_failed(tool, "%s cannot be stored in %s: %s", name, out,
                     tool_error_text((int)stored));
@@ -123,7 +126,7 @@ int main(int argc, char **argv)
     struct stat status;
     tool_begin(&tool, argc, argv);
     uint32_t limit = tool_io_limit(&tool, options);
-    if (!tool_attach(&tool, &image, tool.io_shared > 0))
+    if (!(tool.io_shared ? tool_attach(&tool, &image, true) : tool_attach_counted(&tool, &image)))
         return TOOL_FAILED;
     const char *name = tool.given[0], *out = tool.given[1];
     if (!strcmp(out, "-")) {

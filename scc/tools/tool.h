@@ -58,6 +58,8 @@ struct tool_image {
     struct shmfs *fs; /* NULL: not attached */
     bool has_turn;    /* of a disk: the cores may wait for it, so they are not asked for space */
     uint64_t lacking_bytes; /* that a call lacked meanwhile; 0: none did */
+    bool is_client;   /* attached, and not as a reader */
+    bool is_counted;  /* by the image: an I/O operation of this client is under way */
     /* of an image in one file */
     void *device_base;
     uint64_t device_bytes;
@@ -107,6 +109,16 @@ bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable);
 
 /* Let the cores of the image free `lacking_bytes`. Returns whether they have freed any. */
 bool tool_free_space(const struct tool_image *image);
+
+/* Attach as a client, so that the image counts the I/O of a tool that only reads. The tool becomes a
+ * reader if the image cannot be written to, or has no place for another client. */
+bool tool_attach_counted(struct tool *tool, struct tool_image *image);
+
+/* Count an I/O operation of this client while it is under way, and wait before it until fewer than
+ * `limit` operations are (0: no limit). Returns an error of shmfs; without a limit, a failure to
+ * count is not one of the operation. tool_end_io keeps `errno`. */
+int tool_begin_io(struct tool_image *image, uint32_t limit);
+void tool_end_io(struct tool_image *image);
 
 /* Detach if attached. Returns the exit status. */
 int tool_end(struct tool *tool, struct tool_image *image);

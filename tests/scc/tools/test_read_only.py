@@ -17,9 +17,8 @@ from ciel.scc.shmfs import Image as Client
 from ciel.testing.shm_tools import TOOL_DIRECTORY, Image, fresh_image
 from ciel_tests.clusters.mounts import on_mount
 
-READERS = (
-    "shmlist", "shmlist --json", "shmst a -", "shmdf", "shmdf --json", "shmdump a", "shmfsck",
-)  # fmt: skip
+WITHOUT_TRACE = ("shmlist", "shmlist --json", "shmdf", "shmdf --json", "shmdump a", "shmfsck")
+READERS = (*WITHOUT_TRACE, "shmst a -")  # which counts itself if it may write
 CONTENT = bytes(range(256)) * 2048  # 512 KiB: many times what a pipe takes
 RUNS = 40
 SIZE = 100 * 4096  # of the file that comes and goes
@@ -55,7 +54,7 @@ def without_override() -> list[str]:
     return command
 
 
-@pytest.mark.parametrize("words", READERS)
+@pytest.mark.parametrize("words", WITHOUT_TRACE)
 def test_a_tool_that_only_reads_leaves_every_byte_of_the_image_as_it_was(
     image: Image, words: str
 ) -> None:
@@ -96,10 +95,32 @@ def test_tools_that_only_read_work_on_a_read_only_mount(image: Image, tmp_path: 
     assert b"Read-only file system" in done.stderr
 
 
-def test_shmst_fails_when_the_file_is_removed_while_it_is_read(image: Image) -> None:
+@pytest.mark.requirement("CIB-21")
+def test_shmst_is_counted_and_keeps_the_file_that_it_reads(image: Image) -> None:
+    assert image.usage()["disk_jobs"] == 0
     with image.start("shmst", "a", "-") as reader:
         assert reader.stdout is not None
         assert reader.stdout.read(1) == CONTENT[:1]  # it has the file open, and waits for the pipe
+        assert image.usage()["disk_jobs"] == 1
+        image.do("shmrm", "a")
+        assert reader.stdout.read() == CONTENT[1:]
+    assert reader.returncode == 0
+    assert image.usage()["disk_jobs"] == 0
+    image.assert_clean()
+
+
+def test_shmst_that_may_not_write_fails_when_the_file_is_removed_while_it_is_read(
+    image: Image,
+) -> None:
+    command = without_override()
+    image.control.chmod(0o444)
+    with subprocess.Popen(
+        [*command, str(TOOL_DIRECTORY / "shmst"), "a", "-"], env=image.environ,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as reader:  # fmt: skip
+        assert reader.stdout is not None
+        assert reader.stdout.read(1) == CONTENT[:1]
+        image.control.chmod(0o600)
         image.do("shmrm", "a")
         _, err = reader.communicate(timeout=60)
     assert reader.returncode == 1
@@ -109,10 +130,11 @@ def test_shmst_fails_when_the_file_is_removed_while_it_is_read(image: Image) -> 
 def test_readers_find_right_contents_or_say_why_not_while_files_come_and_go(
     image: Image, tmp_path: Path
 ) -> None:
-    ends = threading.Event()
+    begins, ends = threading.Event(), threading.Event()
 
     def write() -> None:
         with Client.open(image.control, image.data) as client:
+            begins.set()
             for turn in range(1 << 30):
                 put(client, "b", bytes([turn % 256]) * SIZE)  # in the blocks of the last one
                 if turn % 4 == 0 and ends.wait(0.002):
@@ -121,12 +143,17 @@ def test_readers_find_right_contents_or_say_why_not_while_files_come_and_go(
 
     writer = threading.Thread(target=write)
     writer.start()
+    assert begins.wait(60)
+    image.data.chmod(0o444)  # so that shmst holds no file, as a client would
+    command = [*without_override(), str(TOOL_DIRECTORY / "shmst"), "b"]
     complete = 0
     try:
         for _ in range(RUNS):
             assert set(image.names()) <= {"a", "b"}
             out = tmp_path / "out"
-            done = image.run("shmst", "b", out)
+            done = subprocess.run(
+                [*command, str(out)], env=image.environ, capture_output=True, check=False
+            )
             if done.returncode:
                 reasons = (b"no file of that name", b"not committed", b"removed while it was read")
                 assert any(reason in done.stderr for reason in reasons), done.stderr
@@ -149,9 +176,12 @@ def test_readers_give_up_on_a_change_that_does_not_end(image: Image) -> None:
         assert sequence % 2 == 0
         control.seek(SEQUENCE_OFFSET)
         control.write(bytes([sequence | 1]))
-    for words in ("shmlist", "shmst a -"):
-        tool, *arguments = words.split()
-        assert "run shmfsck --sweep" in image.refusal(tool, *arguments)
+    image.data.chmod(0o444)
+    command = [*without_override(), str(TOOL_DIRECTORY / "shmst"), "a", "-"]
+    done = subprocess.run(command, env=image.environ, capture_output=True, check=False)
+    for said in (done.stderr.decode(), image.refusal("shmlist")):
+        assert "run shmfsck --sweep" in said
+    assert image.do("shmst", "a", "-") == CONTENT  # a client takes the lock instead
 
 
 def test_a_full_table_of_clients_does_not_keep_readers_away() -> None:
