@@ -28,6 +28,7 @@ SOURCES = (
 )
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 NO_NAMESPACES = 77
+SCC_CORES, CORE_MAX_COUNT = 48, 64
 KILLS = 10_000 if IS_LONG else 20
 STEP = 1 if IS_LONG else 11  # of the stores at which a core dies
 LIMIT_S = 1800 if IS_LONG else 100
@@ -84,8 +85,9 @@ def test_many_requests_at_a_time_are_each_served_once_and_in_order(build: str, c
 
 @pytest.mark.requirement("CIB-31")
 @BUILDS
-def test_whoever_receives_from_any_serves_all_in_turn(build: str) -> None:
-    run(build, "any", 5)
+@pytest.mark.parametrize("cores", [5, 17, 18])
+def test_whoever_receives_from_any_serves_all_in_turn(build: str, cores: int) -> None:
+    run(build, "any", cores)
 
 
 @pytest.mark.requirement("CIB-31")
@@ -99,6 +101,17 @@ def test_nobody_leaves_a_barrier_before_all_have_come(build: str, cores: int) ->
 @BUILDS
 def test_one_core_at_a_time_holds_a_lock(build: str) -> None:
     run(build, "lock", 4)
+
+
+@pytest.mark.requirement("CIB-30", "CIB-31")
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+@BUILDS_THAT_DIE
+@pytest.mark.parametrize("cores", [SCC_CORES, CORE_MAX_COUNT])
+def test_as_many_cores_as_the_scc_had_and_as_a_segment_holds(build: str, cores: int) -> None:
+    """A buffer has one line for each other core."""
+    for scenario in ("any", "mix", "barrier", "lock", "ping"):
+        run(build, scenario, cores)
 
 
 @BUILDS
