@@ -37,8 +37,10 @@ TOOLS_HOME = Path("scc/bin")
 TOOL_FLAGS = ["-Iscc/include", "-Iscc/src", "-pthread"]
 _TOOL_SOURCES = sorted(Path("scc/tools").glob("*.c"))
 TOOLS = [p for p in _TOOL_SOURCES if p.stem.startswith("shm") or p.stem == "drop_caches"]
-_LIBRARY = [PARTS["sources"](part, "coherent") for part in ("shmfs", "mpb", "device")]
-CORE = [*dict.fromkeys(sum(_LIBRARY, [])), *(p for p in _TOOL_SOURCES if p not in TOOLS)]
+_LIBRARY = [
+    source for part in ("shmfs", "mpb", "device") for source in PARTS["sources"](part, "coherent")
+]
+CORE = [*dict.fromkeys(_LIBRARY), *(p for p in _TOOL_SOURCES if p not in TOOLS)]
 
 
 # mypyc compiles these in wheels and for `make compiled`: the packages with state machines, and the

@@ -41,7 +41,9 @@ def make_disk(place: Path, programs: Iterable[Path]) -> Path:
     stdlib = Path(sysconfig.get_path("stdlib")).resolve()
     _copy(tree, stdlib)
     binaries = [Path(sys.executable).resolve(), *programs]
-    for path in [*binaries, *_files_of("ciel")]:
+    packages = Path(sysconfig.get_path("purelib"))
+    own = [*packages.glob("ciel-*.dist-info"), *packages.glob("__editable__*ciel*")]
+    for path in [*binaries, *own, *_files_of("ciel")]:
         _copy(tree, path)
     for each in ("ciel", "scc", "shm", "executors", "skywriting", "examples"):
         _copy(tree, ROOT / each)
