@@ -8,7 +8,8 @@ it used its next object last. The answer to a question about 0 bytes says only t
 are of the monotonic clock, which the processes of a host share.
 
 The tools and the mount ask in the same way, in C (`tools/asking.c`). They have no objects that
-cores could move.
+cores could move. Cores that have messages ask each other by these (`ciel.net.cores.space`), since
+sockets do not reach another kernel.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from ciel.storage.errors import StorageError
-from ciel.storage.interface import NEVER_S, Answer
+from ciel.storage.interface import NEVER_S, Answer, AskNeighbours
 
 _PREFIX = "space-"
 _QUESTION = struct.Struct("<Qd")  # the wanted bytes; only objects that were last used before
@@ -30,20 +30,6 @@ _ANSWER = struct.Struct("<Qd")  # the freed bytes; when the next object was used
 ASK_S = 10.0
 """How long a core waits for an answer: the time to move a gibibyte to a slow disk."""
 _WAITING_MAX = 64
-
-
-class Ask(Protocol):
-    """A way to ask other cores. Cores that it cannot reach need another one, which may answer in
-    its own way; `Neighbours` compares the answers of all. Every wait must end.
-    """
-
-    def others(self) -> Sequence[str]:
-        """Return the cores that this way reaches."""
-        ...
-
-    def question(self, other: str, wanted_bytes: int, before_s: float) -> Answer:
-        """Ask one core; a core that does not answer has nothing to move."""
-        ...
 
 
 class AskBySocket:
@@ -78,13 +64,12 @@ class AskBySocket:
 class Neighbours:
     """Asks the cores of the same image for space, and answers their questions at a socket."""
 
-    def __init__(self, hold_fd: int, name: str, *more: Ask) -> None:
-        """`hold_fd`: the directory of the instance, which stays open meanwhile. `more`: ways to ask
-        cores that have no socket there.
-        """
+    def __init__(self, hold_fd: int, name: str) -> None:
+        """`hold_fd`: the directory of the instance, which stays open meanwhile."""
         self._directory = f"/proc/self/fd/{hold_fd}"  # so that the address is short enough
         self._own = f"{_PREFIX}{name}"
-        self._ways: tuple[Ask, ...] = (AskBySocket(self._directory, self._own), *more)
+        self._way: AskNeighbours = AskBySocket(self._directory, self._own)
+        self.free: Callable[[int, float], Answer] | None = None
         self._listening: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
@@ -99,32 +84,32 @@ class Neighbours:
         except OSError:
             listening.close()
             raise
-        self._listening = listening
+        self._listening, self.free = listening, free
         self._thread = threading.Thread(
             target=self._answer_all, args=(listening, free), name="ciel-space", daemon=True
         )
         self._thread.start()
 
+    def ask_by(self, way: AskNeighbours) -> None:
+        """Ask other cores in another way from now on."""
+        self._way = way
+
     def ask(self, wanted_bytes: int, before_s: float) -> Answer:
         """Let other cores free this much, from the objects that were last used before some time,
         the oldest first.
         """
-        freed_bytes = 0
-        oldest = {
-            (way, other): way.question(other, 0, before_s).next_s
-            for way in self._ways
-            for other in way.others()
-        }
+        way, freed_bytes = self._way, 0
+        oldest = {other: way.question(other, 0, before_s).next_s for other in way.others()}
         while freed_bytes < wanted_bytes and oldest:
-            way, other = place = min(oldest, key=oldest.__getitem__)
-            first_s = oldest.pop(place)
+            other = min(oldest, key=oldest.__getitem__)
+            first_s = oldest.pop(other)
             if first_s >= before_s:
                 return Answer(freed_bytes, first_s)
             until_s = min([before_s, *oldest.values()])
             answer = way.question(other, wanted_bytes - freed_bytes, until_s)
             freed_bytes += answer.freed_bytes
             if answer.next_s > first_s:  # else its objects cannot move now
-                oldest[place] = answer.next_s
+                oldest[other] = answer.next_s
         return Answer(freed_bytes, min(oldest.values(), default=NEVER_S))
 
     def _answer_all(self, listening: socket.socket, free: Callable[[int, float], Answer]) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
@@ -346,6 +346,16 @@ class Answer(NamedTuple):
     next_s: float
 
 
+class AskNeighbours(Protocol):
+    """A way to ask other stores for space. Every wait ends. Times are of `time.monotonic`."""
+
+    def others(self) -> Sequence[str]:
+        """Return the stores that this way reaches."""
+
+    def question(self, other: str, wanted_bytes: int, before_s: float) -> Answer:
+        """Ask one store; a store that does not answer has nothing to move."""
+
+
 class Neighbours(Protocol):
     """Stores that share the space of this one. Each moves only the objects that it has.
 
@@ -357,8 +367,15 @@ class Neighbours(Protocol):
         used before some time.
         """
 
+    @property
+    def free(self) -> Callable[[int, float], Answer] | None:
+        """What `serve` was called with."""
+
     def ask(self, wanted_bytes: int, before_s: float) -> Answer:
         """Let them do so, the least recently used objects first."""
+
+    def ask_by(self, way: AskNeighbours) -> None:
+        """Ask them in another way from now on."""
 
     def close(self) -> None:
         """Serve no more."""

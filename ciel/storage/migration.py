@@ -83,6 +83,7 @@ class Migrator:
         self._below_failed = False
         self._ask_from_s = 0.0  # until then the neighbours can probably free nothing
         self._thread: threading.Thread | None = None
+        self._is_resting = False  # the thread has nothing to do
         self._closed = False
         self.can_be_had_again: Callable[[str], bool] = lambda object_id: False
         self.dropped: Callable[[str], None] = lambda object_id: None
@@ -290,7 +291,9 @@ class Migrator:
             with self._lock:
                 patience_s = TRY_AGAIN_S if self._below_failed else None
                 if not self._closed and (self._changes, self._requests) == seen:
+                    self._is_resting = True
                     self._lock.wait(patience_s)
+                    self._is_resting = False
                 self._below_failed = False
 
     def _make_room(self) -> bool:

@@ -44,6 +44,7 @@ from ciel.storage.interface import (
     Chunk,
     DiskLimit,
     MessageCore,
+    Neighbours,
     ObjectInfo,
     ObjectReader,
     ObjectStore,
@@ -618,6 +619,9 @@ class TieredStore(ObjectStore):
     def claim(self) -> None:
         self._upper.claim()
         self._lower.claim()
+
+    def neighbours(self) -> Neighbours | None:
+        return self._upper.neighbours()
 
     def message_core(self) -> MessageCore | None:
         return self._upper.message_core()

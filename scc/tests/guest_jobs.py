@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 from typing import Final
 
-from ciel.testing import guest_disk
+from ciel.scc.tests import guest_disk
 from ciel.testing.virtual_machines import Guest, GuestError, Kernel, archive
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -30,12 +30,12 @@ SETUP: Final = f"""
 mkdir {DISK}
 mount -t ext4 -o ro /dev/vda {DISK}
 for name in dev proc sys; do mount --bind /$name {DISK}/$name; done
-mount -t tmpfs none {DISK}/tmp
+mount -t tmpfs none {DISK}/tmp && mkdir -m 700 {DISK}/tmp/home
 mkdir -p {DISK}/dev/shm && mount -t tmpfs none {DISK}/dev/shm
 ip link set lo up
 """
 ENVIRON: Final = (
-    "HOME=/tmp PATH={bin}:/bin:/usr/bin XDG_STATE_HOME=/tmp/state CIEL_ACCESS=/tmp/access.json"
+    "HOME=/tmp PATH={bin}:/bin:/usr/bin XDG_STATE_HOME=/tmp/state CIEL_ACCESS=/tmp/home/access.json"
 )
 
 
@@ -59,12 +59,14 @@ class Machine(Guest):
         """Start a daemon, and wait until its log has a text."""
         log = f"{DISK}/tmp/{name}.log"
         self.run(f"{{ {self._prefix} {command} >{log} 2>&1 & }}")
-        has = f"grep -q '{expected}' {log}"
-        self.run(
-            f"s=0; until {has} || [ $s = {START_S} ]; do sleep 1; s=$((s + 1)); done", COMMAND_S
-        )
-        if self.run(f"{has} || echo no") == "no":
-            raise GuestError(f"no '{expected}': {self.run(f'cat {log}')}")
+        self.wait(f"grep -q '{expected}' {log}", log)
+
+    def wait(self, condition: str, log: str) -> None:
+        """Wait until a command succeeds. Raises GuestError with the log of a daemon."""
+        many = f"until {condition} || [ $s = {START_S} ]; do sleep 1; s=$((s + 1)); done"
+        self.run(f"s=0; {many}", COMMAND_S)
+        if self.run(f"{condition} || echo no") == "no":
+            raise GuestError(f"never true: {condition}: {self.run(f'cat {log}')}")
 
 
 def prepare(place: Path, kernel: Kernel, setup: str) -> None:
@@ -96,12 +98,14 @@ def work_together(place: Path, memory: Path) -> None:
     with Machine(place, memory) as one, Machine(place, memory) as other:
         store = f"scc:path={one.image}"
         made = f"{store},capacity=48MiB,cores=2"
-        worker = "ciel-worker --access /tmp/access.json --slots 1"
+        worker = "ciel-worker --access /tmp/home/access.json --slots 1"
         print("  the machines run", flush=True)
-        one.serve("master", "ciel-master --listen 127.0.0.1:8100 --access /tmp/access.json", "8100")
-        access = one.run(f"cat {DISK}/tmp/access.json")
-        for machine in (one, other):
-            machine.run(f"umask 077; echo '{access}' > {DISK}/tmp/access.json")
+        one.serve(
+            "master", "ciel-master --listen 127.0.0.1:8100 --access /tmp/home/access.json", "8100"
+        )
+        one.wait(f"[ -s {DISK}/tmp/home/access.json ]", f"{DISK}/tmp/master.log")
+        access = " ".join(one.run(f"cat {DISK}/tmp/home/access.json").split())
+        other.run(f"(umask 077; echo '{access}' > {DISK}/tmp/home/access.json)")
         one.serve("worker", f"{worker} --listen 127.0.0.1:8101 --store {made}", "joined the")
         bridge = f"ciel bridge 0 --store {store} --offer 8100 --offer 8101"
         one.serve("bridge", bridge, "is core 2")

@@ -29,6 +29,17 @@ class HandClock(Clock):
     def addReader(self, reader: Any) -> None: ...
     def removeReader(self, reader: Any) -> None: ...
 
+    def callFromThread(self, call: Callable[..., object], *given: Any) -> None:
+        self.callLater(0, call, *given)
+
+    def getThreadPool(self) -> HandClock:
+        return self
+
+    def callInThreadWithCallback(
+        self, answered: Callable[[bool, object], object], call: Callable[..., object], *given: Any
+    ) -> None:
+        answered(True, call(*given))
+
 
 class Talker(Protocol):
     """Collects received bytes; sends the same bytes back, if it echoes."""

@@ -69,12 +69,16 @@ class Cores:
         return [name in self.stores[core].mover._above for name, core in self.order.items()]
 
     def settle(self) -> None:
-        """Wait until no core wants space or moves an object."""
+        """Wait until no core wants space, moves an object, or is about to move one: it may have
+        planned more moves than are needed now, because another core frees space, too.
+        """
         movers = [store.mover for store in self.stores]
-        wait_for(
-            lambda: not any(mover._goal_bytes() > 0 or mover._moving for mover in movers),
-            "space in the image",
-        )
+
+        def is_settled() -> bool:
+            wants = any(mover._goal_bytes() > 0 or mover._moving for mover in movers)
+            return not wants and all(m._is_resting or m._thread is None for m in movers)
+
+        wait_for(is_settled, "space in the image")
 
 
 @pytest.fixture

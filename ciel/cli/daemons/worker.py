@@ -52,6 +52,7 @@ from ciel.launch.memory import memory_of_host
 from ciel.net.channels import Channels
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.cores.connections import Cores
+from ciel.net.cores.space import share_space
 from ciel.net.debugging import Debugging
 from ciel.net.errors import ListenError, NetError
 from ciel.net.ticks import Ticks
@@ -497,8 +498,13 @@ class Worker:
 
     def _cores_of(self, store: ObjectStore) -> Cores | None:
         """Join the cores that share the memory of the store by messages, if it has these."""
-        core = store.message_core()
-        return None if core is None else self._keep(Cores(self._reactor, core))
+        core, neighbours = store.message_core(), store.neighbours()
+        if core is None:
+            return None
+        cores: Cores = self._keep(Cores(self._reactor, core))
+        if neighbours is not None:
+            share_space(self._reactor, cores, neighbours)
+        return cores
 
     def _launching(self, ticks: Ticks, key: Key, cluster_id: str, store: ObjectStore) -> Launching:
         """Start the launcher, with the variables that programs inherit."""

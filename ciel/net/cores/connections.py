@@ -91,7 +91,7 @@ class Cores:
         self._peers = {n: _Peer(self, n) for n in range(core.count) if n != core.number}
         self._receives = [core.irecv(MESSAGE_MAX_BYTES) for _ in self._peers]
         self._is_advancing = False
-        self._is_closed = False
+        self.is_closed = False
         self._bell = _Bell(reactor, core, self.advance)
         self._due = reactor.callLater(0, self._tick)
 
@@ -105,6 +105,8 @@ class Cores:
 
     def names(self) -> dict[str, int]:
         """Return the names and numbers of all other live cores."""
+        if self.is_closed:
+            return {}
         peers = self._peers.items()
         return {p.name: n for n, p in peers if p.incarnation and self._core.lives(n)}
 
@@ -115,7 +117,7 @@ class Cores:
     def connect(self, number: int, service: str, factory: Any) -> None:
         """Open a connection to a service of another core, with a protocol of a client's factory."""
         peer = self._peers.get(number)
-        if peer is None or not peer.incarnation:
+        if peer is None or not peer.incarnation or self.is_closed:
             reason = Failure(ConnectionRefusedError(f"core {number} is not there"))
             self.reactor.callLater(0, factory.clientConnectionFailed, self, reason)
             return
@@ -125,11 +127,11 @@ class Cores:
 
     def close(self) -> None:
         """End all connections, and leave the segment."""
-        if self._is_closed:
+        if self.is_closed:
             return
         for peer in self._peers.values():
             peer.drop("this process is leaving")
-        self._is_closed = True
+        self.is_closed = True
         if self._due.active():
             self._due.cancel()
         self._bell.close()
@@ -147,12 +149,12 @@ class Cores:
 
     def advance(self) -> None:
         """Take all arrived messages, and send as many messages as possible now."""
-        if self._is_advancing or self._is_closed:
+        if self._is_advancing or self.is_closed:
             return  # the running call looks again before it ends
         self._is_advancing = True
         try:
             self._core.push()
-            while not self._is_closed and (self._take() or self._pump()):
+            while not self.is_closed and (self._take() or self._pump()):
                 pass
         finally:
             self._is_advancing = False
@@ -190,12 +192,12 @@ class Cores:
             elif self.name and lives and not peer.incarnation and peer.is_idle:
                 peer.greet(wants_answer=True)
         self.advance()
-        if not self._is_closed:
+        if not self.is_closed:
             self._due = self.reactor.callLater(LOOK_S, self._tick)
 
     def renamed(self) -> None:
         """Tell the owner that the names have changed."""
-        if not self._is_closed:
+        if not self.is_closed:
             self._tell_owner()
 
 

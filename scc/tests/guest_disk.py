@@ -43,10 +43,10 @@ def make_disk(place: Path, programs: Iterable[Path]) -> Path:
     binaries = [Path(sys.executable).resolve(), *programs]
     packages = Path(sysconfig.get_path("purelib"))
     own = [*packages.glob("ciel-*.dist-info"), *packages.glob("__editable__*ciel*")]
-    for path in [*binaries, *own, *_files_of("ciel")]:
-        _copy(tree, path)
     for each in ("ciel", "scc", "shm", "executors", "skywriting", "examples"):
         _copy(tree, ROOT / each)
+    for path in [*binaries, *own, *_files_of("ciel")]:
+        _copy(tree, path)
     _copy(tree, Path(sys.prefix, "pyvenv.cfg"))
     for script in Path(sys.prefix, "bin").iterdir():
         if script.name.startswith(("ciel", "python", "sw-job", "sw-")):
