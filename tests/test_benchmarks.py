@@ -27,7 +27,7 @@ from benchmarks.engine import (
     released,
     transports,
 )
-from benchmarks.storage import disk_jobs, fuse, io_bound, locks, mpb
+from benchmarks.storage import disk_jobs, fuse, io_bound, locks, mpb, shmd_messages
 
 MEASURED = plots.DOCS
 
@@ -59,6 +59,7 @@ TOYS = {
     "fuse": Toy(fuse, {"pairs": 1}),
     "launcher": Toy(launcher, {"pairs": 1, "launches": 50}),
     "mpb": Toy(mpb, {"rounds": 1}),
+    "shmd_messages": Toy(shmd_messages, {"requests": 20, "rounds": 1}),
     "programs": Toy(programs, {"runs": 20, "pairs": 1}),
     "released": Toy(released, {"tasks": 500, "jobs": 50}),
     "disk_jobs": Toy(
