@@ -41,7 +41,7 @@ MEMORY_MIB: Final = 64
 KILLS: Final = int(os.environ.get("KILLS", "5"))
 SETUP: Final = """
 for device in /sys/bus/pci/devices/*; do
-    [ "$(cat $device/vendor)" = 0x1af4 ] && export SHMFS_NAME=$device/resource2
+    [ "$(cat $device/device)" = 0x1110 ] && export SHMFS_NAME=$device/resource2
 done
 """
 
