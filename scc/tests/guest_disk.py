@@ -22,7 +22,7 @@ MODULES: Final = ("virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_
 """The modules of the kernel that the disk needs, in the order of their use."""
 TOOLS: Final = ("sh", "find", "grep", "head", "ip", "kill", "sha256sum", "sleep", "sort", "touch",
                 "tr", "test", "cat", "mkdir", "date")  # fmt: skip
-MOUNTS: Final = ("dev", "proc", "sys", "tmp")
+MOUNTS: Final = ("dev", "proc", "sys", "run")
 SPACE_MIB: Final = 32
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "test", "tests", "site-packages", "*.a",
                                           "idlelib", "ensurepip", "turtledemo", "*.h")  # fmt: skip

@@ -30,13 +30,12 @@ SETUP: Final = f"""
 mkdir {DISK}
 mount -t ext4 -o ro /dev/vda {DISK}
 for name in dev proc sys; do mount --bind /$name {DISK}/$name; done
-mount -t tmpfs none {DISK}/tmp && mkdir -m 700 {DISK}/tmp/home
+mount -t tmpfs none {DISK}/run && mkdir -m 700 {DISK}/run/home
 mkdir -p {DISK}/dev/shm && mount -t tmpfs none {DISK}/dev/shm
 ip link set lo up
 """
-ENVIRON: Final = (
-    "HOME=/tmp PATH={bin}:/bin:/usr/bin XDG_STATE_HOME=/tmp/state CIEL_ACCESS=/tmp/home/access.json"
-)
+HOME: Final = "/run/home"
+ENVIRON: Final = f"HOME={HOME} TMPDIR={HOME} XDG_STATE_HOME={HOME} CIEL_ACCESS={HOME}/access.json"
 
 
 class Machine(Guest):
@@ -48,16 +47,17 @@ class Machine(Guest):
         options = ("-object", device, "-device", "ivshmem-plain,memdev=m", "-drive", disk)
         super().__init__(place, MEMORY_MIB, options)
         self.image = self.run("echo $SHMFS_NAME")
-        environ = ENVIRON.format(bin=Path(sys.prefix, "bin"))
-        self._prefix = f"chroot {DISK} /bin/busybox env -i {environ}"
+        path = f"PATH={Path(sys.prefix, 'bin')}:/bin:/usr/bin"
+        self._prefix = f"chroot {DISK} /bin/busybox env -i {path} {ENVIRON}"
 
     def ciel(self, command: str, timeout_s: float = JOB_S) -> str:
         """Run a command in the disk's root directory; return its output."""
-        return self.run(f"{self._prefix} {command}", timeout_s)
+        said = f"{DISK}{HOME}/said"
+        return self.run(f"{self._prefix} {command} 2>{said} || (cat {said}; false)", timeout_s)
 
     def serve(self, name: str, command: str, expected: str) -> None:
         """Start a daemon, and wait until its log has a text."""
-        log = f"{DISK}/tmp/{name}.log"
+        log = f"{DISK}/run/{name}.log"
         self.run(f"{{ {self._prefix} {command} >{log} 2>&1 & }}")
         self.wait(f"grep -q '{expected}' {log}", log)
 
@@ -98,14 +98,14 @@ def work_together(place: Path, memory: Path) -> None:
     with Machine(place, memory) as one, Machine(place, memory) as other:
         store = f"scc:path={one.image}"
         made = f"{store},capacity=48MiB,cores=2"
-        worker = "ciel-worker --access /tmp/home/access.json --slots 1"
+        worker = f"ciel-worker --access {HOME}/access.json --slots 1"
         print("  the machines run", flush=True)
         one.serve(
-            "master", "ciel-master --listen 127.0.0.1:8100 --access /tmp/home/access.json", "8100"
+            "master", f"ciel-master --listen 127.0.0.1:8100 --access {HOME}/access.json", "8100"
         )
-        one.wait(f"[ -s {DISK}/tmp/home/access.json ]", f"{DISK}/tmp/master.log")
-        access = " ".join(one.run(f"cat {DISK}/tmp/home/access.json").split())
-        other.run(f"(umask 077; echo '{access}' > {DISK}/tmp/home/access.json)")
+        one.wait(f"[ -s {DISK}{HOME}/access.json ]", f"{DISK}/run/master.log")
+        access = " ".join(one.run(f"cat {DISK}{HOME}/access.json").split())
+        other.run(f"(umask 077; echo '{access}' > {DISK}{HOME}/access.json)")
         one.serve("worker", f"{worker} --listen 127.0.0.1:8101 --store {made}", "joined the")
         bridge = f"ciel bridge 0 --store {store} --offer 8100 --offer 8101"
         one.serve("bridge", bridge, "is core 2")
