@@ -98,7 +98,7 @@ def work_together(place: Path, memory: Path) -> None:
     with Machine(place, memory) as one, Machine(place, memory) as other:
         store = f"scc:path={one.image}"
         made = f"{store},capacity=48MiB,cores=2"
-        worker = f"ciel-worker --access {HOME}/access.json --slots 1"
+        worker = f"ciel-worker --access {HOME}/access.json --slots 1 --spool {HOME}/spool"
         print("  the machines run", flush=True)
         one.serve(
             "master", f"ciel-master --listen 127.0.0.1:8100 --access {HOME}/access.json", "8100"
@@ -115,6 +115,7 @@ def work_together(place: Path, memory: Path) -> None:
         print("  both workers have joined the master", flush=True)
         price(place, one)
         search(other)
+        load(one, other)
 
 
 def price(place: Path, client: Machine) -> None:
@@ -136,6 +137,21 @@ def search(client: Machine) -> None:
     if found["files"] != files or found["lines"] < files // 10:
         raise GuestError(f"there are {files} files: {value}")
     expect_both(client)
+
+
+def load(one: Machine, other: Machine) -> None:
+    """Let a program of one machine load an object that a program of the other machine has made: the
+    daemons of their workers ask each other by messages in the image.
+    """
+    begin = "from pathlib import Path; from ciel.shm.client import ShmdClient"
+    client = f"client = ShmdClient('{HOME}/spool/store')"
+    make = "path = client.write('a'); Path(path).write_text('made'); client.commit(path, 'a')"
+    one.ciel(f'python3 -c "{begin}; {client}; {make}"')
+    read = "print(Path(client.load('a')).read_text())"
+    found = other.ciel(f'python3 -c "{begin}; {client}; {read}"')
+    if found != "made":
+        raise GuestError(f"the other machine has loaded {found!r}")
+    print("  a program has loaded an object of the other machine", flush=True)
 
 
 def expect_both(client: Machine) -> None:

@@ -61,6 +61,25 @@ with Client() as client, client.job("exchange") as job:
     print("right" if found == [digest, digest] else found)
 """
 
+MAKE = """
+import sys
+from pathlib import Path
+from ciel.shm.client import ShmdClient
+
+with ShmdClient(sys.argv[1]) as client:
+    path = client.write("4f2a:out:0")
+    Path(path).write_text("of another kernel")
+    client.commit(path, "4f2a:out:0")
+"""
+LOAD = """
+import sys
+from pathlib import Path
+from ciel.shm.client import ShmdClient
+
+with ShmdClient(sys.argv[1]) as client:
+    print(Path(client.load("4f2a:out:0")).read_text())
+"""
+
 
 class Kernel(Home):
     """A kernel, and the home of its user, until `end`."""
@@ -124,12 +143,14 @@ class Together:
         worker = ("ciel-worker", "--access", access, "--slots", "1")
         self.one.serve("ciel-master", "--listen", "127.0.0.1:8100", "--access", access)
         wait_for(Path(access).exists, "the master")
-        self.one.serve(*worker, "--listen", "127.0.0.1:8101", "--store", made)
+        spool = ("--spool", str(self.one.path / "spool"))
+        self.one.serve(*worker, *spool, "--listen", "127.0.0.1:8101", "--store", made)
         self.await_log(self.one, "ciel-worker", "joined the master")
         self.bridge(self.one, 0, store, 8100, 8101)
         self.bridge(self.other, 1, store, 8102)
         self.await_log(self.other, "ciel", "port 8100 leads to")
-        self.other.serve(*worker, "--listen", "127.0.0.1:8102", "--store", store)
+        spool = ("--spool", str(self.other.path / "spool"))
+        self.other.serve(*worker, *spool, "--listen", "127.0.0.1:8102", "--store", store)
         self.await_log(self.other, "ciel-worker", "joined the master")
         for kernel in (self.one, self.other):
             kernel.environ["CIEL_ACCESS"] = access
@@ -237,6 +258,15 @@ def test_workers_take_objects_of_another_kernel_from_the_image(together: Togethe
     for was, now in zip(before, after, strict=True):
         assert now["discovered"] > was["discovered"]
         assert now["http_bytes"] == was["http_bytes"]
+
+
+@pytest.mark.requirement("CIB-31")
+def test_a_program_loads_an_object_of_another_kernel(together: Together) -> None:
+    """Its daemon asks the other one by messages in the image, and links the object."""
+    for kernel, script in ((together.one, MAKE), (together.other, LOAD)):
+        ran = kernel.run("python3", "-c", script, str(kernel.path / "spool" / "store"))
+        assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "of another kernel\n"
 
 
 def test_a_kernel_that_dies_takes_no_job_with_it(together: Together) -> None:
