@@ -5,8 +5,7 @@ between two processors (lines given, lines taken, the bell): four lines and two 
 direction, below a microsecond. The rest is the same work as over a socket, two turns of an event
 loop, and one more wake-up in each direction: the kernel wakes the thread that sleeps on the bell,
 and that thread wakes the loop. This adds 10 to 20 us to the 150 to 300 us of a request, less than a
-fifth. The thread needs a processor of its own: with fewer processors than four, the daemons and
-their threads wait for each other.
+fifth. With fewer than four processors, the daemons and these threads wait for each other.
 
 Both ways measure in alternation; the figures are medians.
 """

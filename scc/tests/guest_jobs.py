@@ -1,7 +1,7 @@
 """Two virtual machines that share only an image run option pricing and grep together.
 
-One machine has a master and a worker, the other one a worker. Both have a bridge, and no network
-device. Requirements CIB-14, CIB-30.
+The first machine has a master and a worker, the second machine a worker. Both have a bridge, and no
+network device. Requirements CIB-14, CIB-30.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def search(client: Machine) -> None:
 
 
 def load(one: Machine, other: Machine) -> None:
-    """Let a program of one machine load an object that a program of the other machine has made: the
-    daemons of their workers ask each other by messages in the image.
+    """Let a program of the second machine load an object that a program of the first machine has
+    made. The daemons of the workers ask each other by messages in the image.
     """
     begin = "from pathlib import Path; from ciel.shm.client import ShmdClient"
     client = f"client = ShmdClient('{HOME}/spool/store')"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.requirement("CIB-52")
 
 
 class Store:
-    """The neighbours of a store, which frees what it is told to free."""
+    """Takes the place of the neighbours of a store; every question gets the same answer."""
 
     def __init__(self, answer: Answer) -> None:
         self.questions: list[tuple[int, float]] = []

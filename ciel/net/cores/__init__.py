@@ -1,1 +1,1 @@
-"""What processes that share only memory use as a network (CIB-14, CIB-31)."""
+"""Connections between processes that share only memory (CIB-14, CIB-31)."""

@@ -52,7 +52,7 @@ class AskByMessages:
         self._cores = cores
 
     def others(self) -> Sequence[str]:
-        """Return the numbers of the other cores that live."""
+        """Return the numbers of all other live cores."""
         found: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
 
         def look() -> None:

@@ -1,8 +1,9 @@
 """Two kernels that share only an image and a directory of files run jobs together.
 
-A kernel is a set of namespaces: a network with nothing but a loopback interface, a `/dev/shm`, a
-`/proc`, processes, and names of sockets of its own. This file holds locks on the image all the
-time, so no daemon can rely on one. `make check-two-kernels` does the same in virtual machines.
+A kernel is a set of namespaces: a network with nothing but a loopback interface, and a separate
+`/dev/shm`, `/proc`, process table and list of abstract sockets. This file holds locks on the image
+all the time, so no daemon can rely on one. `make check-two-kernels` does the same in virtual
+machines.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Kernel(Home):
 
 
 class Together:
-    """A master and a worker in one kernel, a worker in the other one, and bridges."""
+    """A master and a worker in the first kernel, a worker in the second kernel, and bridges."""
 
     def __init__(self, path: Path) -> None:
         image = self.image = path / "image"
@@ -262,7 +263,7 @@ def test_workers_take_objects_of_another_kernel_from_the_image(together: Togethe
 
 @pytest.mark.requirement("CIB-31")
 def test_a_program_loads_an_object_of_another_kernel(together: Together) -> None:
-    """Its daemon asks the other one by messages in the image, and links the object."""
+    """The daemons of the two workers exchange messages in the image, and link the object."""
     for kernel, script in ((together.one, MAKE), (together.other, LOAD)):
         ran = kernel.run("python3", "-c", script, str(kernel.path / "spool" / "store"))
         assert ran.returncode == 0, ran.stderr
@@ -270,7 +271,7 @@ def test_a_program_loads_an_object_of_another_kernel(together: Together) -> None
 
 
 def test_a_kernel_that_dies_takes_no_job_with_it(together: Together) -> None:
-    """The last test: it takes the other kernel away."""
+    """This is the last test, because the other kernel is dead afterwards."""
     command = ("sw-job", "-E", "WORD=lambda", str(EXAMPLES / "grep" / "grep.sw"))
     client = together.one.start(*command)
     wait_for(lambda: len(together.workers_of_last_jobs(1)) == 2, "tasks in both kernels")
