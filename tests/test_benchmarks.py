@@ -25,9 +25,10 @@ from benchmarks.engine import (
     master,
     programs,
     released,
+    shmd_messages,
     transports,
 )
-from benchmarks.storage import disk_jobs, fuse, io_bound, locks, mpb, shmd_messages
+from benchmarks.storage import disk_jobs, fuse, io_bound, locks, mpb
 
 MEASURED = plots.DOCS
 

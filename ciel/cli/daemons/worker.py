@@ -123,7 +123,7 @@ def _add_storage(add: Callable[..., object]) -> None:
         type=_shared_limit,
         metavar="DIR=N",
         help="at most N disk jobs at a time on the device of DIR, of all workers that share the "
-        "store (--store scc:…), also on other kernels",
+        "store and its memory, also on other kernels",
     )
     add(
         "--spool",
@@ -467,7 +467,7 @@ class Worker:
             limit = store.disk_limit()
             if limit is None:
                 raise StoreSpecError(
-                    self._options.store, "--io-shared needs a store that kernels share: scc:…"
+                    self._options.store, "--io-shared needs a store that kernels can share"
                 )
             jobs.share(path, at_most, limit)
         return jobs

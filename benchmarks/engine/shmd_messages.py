@@ -48,9 +48,11 @@ def measure(requests: int = REQUESTS, rounds: int = ROUNDS) -> dict[str, float]:
 def one_round(way: str, requests: int) -> float:
     """Let one daemon ask another one; return the time of a request in microseconds."""
     with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, "-m", "benchmarks.storage.shmd_messages", way, place]
-        words = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        serving: Any = subprocess.Popen([*command, "1", "0"], **words)  # type: ignore[call-overload]
+        command = [sys.executable, "-m", "benchmarks.engine.shmd_messages", way, place]
+        serving = subprocess.Popen(
+            [*command, "1", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert serving.stdout is not None
         serving.stdout.readline()  # it has the object
         done = subprocess.run(
             [*command, "0", str(requests)], check=True, stdout=subprocess.PIPE, text=True
