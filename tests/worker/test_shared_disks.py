@@ -134,10 +134,13 @@ def test_tasks_and_people_see_the_limit(kernels: list[Kernel]) -> None:
     assert [row["at_a_time"] for row in kernels[0].jobs.rows()] == [1]
 
 
-def test_a_store_of_one_kernel_shares_no_limit(in_reactor: Any, store: FileStore) -> None:
-    options = parser().parse_args(["--io-shared", "/tmp=2"])
+def test_a_store_of_one_kernel_shares_no_limit(
+    in_reactor: Any, store: FileStore, tmp_path: Path
+) -> None:
+    words = ["--io-shared", "/tmp=2", "--spool", str(tmp_path / "spool")]
+    options = parser().parse_args(words)
     assert options.io_shared == ("/tmp", 2)
-    with pytest.raises(StoreSpecError, match="--io-shared needs a store that kernels share"):
+    with pytest.raises(StoreSpecError, match="--io-shared needs a store that kernels can share"):
         Worker(in_reactor.reactor, options)._disk_jobs(store)
 
 

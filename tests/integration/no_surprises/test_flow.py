@@ -74,6 +74,7 @@ def test_calls_of_a_quick_function_are_bundled_once_one_has_ended(
     def quick(value: int) -> int:
         return value
 
+    assert client.submit(quick, -1).result(WITHIN_S) == -1
     futures = [client.submit(quick, value) for value in range(2000)]
     assert client.gather(futures) == list(range(2000))
     job = client.calls.job
