@@ -1,14 +1,15 @@
-"""Tests `make requirements` with trees of a few files, as its users run it."""
+"""Tests `make requirements` with trees of a few files."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).parent / "requirements.py"
+from tests import requirements
+
 PAGE = """# Requirements
 
 A test names a number, as in `CIB-20`.
@@ -59,10 +60,9 @@ def change(tree: Path, name: str, text: str) -> None:
 
 
 def run(tree: Path, *options: str) -> tuple[int, str]:
-    command = [sys.executable, str(TOOL), *options, str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stderr == ""
-    return done.returncode, done.stdout
+    with redirect_stdout(StringIO()) as printed:
+        status = requirements.main([*options, str(tree)])
+    return status, printed.getvalue()
 
 
 def test_the_table_has_the_code_the_tests_and_the_state_of_each_number(tree: Path) -> None:

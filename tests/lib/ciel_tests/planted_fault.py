@@ -33,7 +33,7 @@ class Planter(MetaPathFinder):
 
     def __init__(self, file: str, text: str, fault: str) -> None:
         name = file.removesuffix(".py").replace("/", ".")
-        self._name = name if name.startswith(("ciel.", "benchmarks.")) else f"ciel.{name}"
+        self._name = name if name.startswith(("ciel.", "benchmarks.", "tests.")) else f"ciel.{name}"
         self._text, self._fault = text, fault
 
     def find_spec(
