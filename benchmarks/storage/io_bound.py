@@ -2,7 +2,7 @@
 
 A real cluster of one worker runs both, first without `io`, then with it. The tasks at the disk load
 files from the model of `disk_jobs`, and are submitted first, so that without `io` they fill the
-slots. Each round runs both ways, one after the other.
+slots.
 
 A second part compares two large disk jobs that run one after another with jobs that alternate in
 chunks (section 5.3 of the dissertation). It needs no cluster: the loaders of `disk_jobs` start one

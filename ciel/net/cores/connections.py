@@ -483,8 +483,8 @@ class CoreTransport:
                 self._over(ConnectionLost(rest.decode(errors="replace") or "it was aborted"))
 
     def lost(self, error: Exception) -> None:
-        """Handle the death of the other core: deliver the arrived bytes, unless the reader has
-        paused, and end the connection.
+        """Deliver the bytes that a dead core had sent, unless the reader has paused, and end the
+        connection.
         """
         self._deliver()
         self._over(error)
