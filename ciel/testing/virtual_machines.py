@@ -100,6 +100,10 @@ class Guest:
     def run(self, command: str, timeout_s: float = COMMAND_S) -> str:
         """Run a command that must succeed; return its output."""
         self.begin(command)
+        return self.finish(command, timeout_s)
+
+    def finish(self, command: str, timeout_s: float = COMMAND_S) -> str:
+        """Wait for the end of a command that must succeed; return its output."""
         printed = []
         while not (line := self.line(timeout_s)).startswith("=== "):
             printed.append(line)

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -52,8 +53,12 @@ class Machine(Guest):
 
     def ciel(self, command: str, timeout_s: float = JOB_S) -> str:
         """Run a command in the disk's root directory; return its output."""
+        return self.run(self.line_of(command), timeout_s)
+
+    def line_of(self, command: str) -> str:
+        """Return the line that runs a command in the disk's root directory."""
         said = f"{DISK}{HOME}/said"
-        return self.run(f"{self._prefix} {command} 2>{said} || (cat {said}; false)", timeout_s)
+        return f"{self._prefix} {command} 2>{said} || (cat {said}; false)"
 
     def serve(self, name: str, command: str, expected: str) -> None:
         """Start a daemon, and wait until its log has a text."""
@@ -113,18 +118,23 @@ def work_together(place: Path, memory: Path) -> None:
         other.serve("bridge", bridge, "port 8100 leads to core 2")
         other.serve("worker", f"{worker} --listen 127.0.0.1:8102 --store {store}", "joined the")
         print("  both workers have joined the master", flush=True)
-        price(place, one)
+        price(place, (one, other))
         search(other)
         load(one, other)
 
 
-def price(place: Path, client: Machine) -> None:
-    """Price an option, by the pipeline of the example."""
+def price(place: Path, clients: Sequence[Machine]) -> None:
+    """Price an option by the pipeline of the example, from each machine at the same time."""
     words = f"-p binomial {place / 'binomial'} -E STEPS=400 -E CHUNK=40"
-    value = client.ciel(f"ciel sw {words} {EXAMPLES / 'binomial/binomial.sw'}")
-    print(f"  the option is worth {value}", flush=True)
-    if not value.startswith("10.3"):
-        raise GuestError(f"the option is worth {value}, not 10.3…")
+    command = f"ciel sw {words} {EXAMPLES / 'binomial/binomial.sw'}"
+    for client in clients:
+        client.begin(client.line_of(command))
+    for client in clients:
+        value = client.finish(command, JOB_S)
+        print(f"  the option is worth {value}", flush=True)
+        if not value.startswith("10.3"):
+            raise GuestError(f"the option is worth {value}, not 10.3…")
+    expect_both(clients[0], len(clients))
 
 
 def search(client: Machine) -> None:
@@ -154,10 +164,10 @@ def load(one: Machine, other: Machine) -> None:
     print("  a program has loaded an object of the other machine", flush=True)
 
 
-def expect_both(client: Machine) -> None:
-    """Check that both workers have run tasks of the last job."""
-    job = json.loads(client.ciel("ciel job list --json"))[-1]["id"]
-    listed = client.ciel(f"ciel task list --all --json {job}")
-    workers = set(re.findall(r'"worker": ?"([^"]+)"', listed))
+def expect_both(client: Machine, count: int = 1) -> None:
+    """Check that both workers have run tasks of the last jobs."""
+    jobs = [job["id"] for job in json.loads(client.ciel("ciel job list --json"))[-count:]]
+    listed = [client.ciel(f"ciel task list --all --json {job}") for job in jobs]
+    workers = set(re.findall(r'"worker": ?"([^"]+)"', "".join(listed)))
     if len(workers) != 2:
-        raise GuestError(f"one machine has done all of job {job}: {workers}")
+        raise GuestError(f"one machine has done all of the jobs {jobs}: {workers}")
