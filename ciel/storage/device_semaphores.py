@@ -86,6 +86,8 @@ class QueueEntry:
                     return self._enter(directory)
             except FileNotFoundError:  # the last process has just removed the directory
                 self._close_earlier()
+                if not os.path.isdir(root):
+                    raise
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
     def _enter(self, directory: int) -> str:

@@ -27,6 +27,8 @@ INIT: Final = """#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sys /sys
 /bin/busybox mount -t devtmpfs dev /dev
+/bin/busybox mkdir -p /dev/shm
+/bin/busybox mount -t tmpfs shm /dev/shm
 /bin/busybox --install -s /bin
 export PATH=/bin
 for module in /modules/*; do [ -e "$module" ] && insmod "$module"; done

@@ -176,8 +176,8 @@ static int join(const char *device, struct earlier *earlier)
     for (int tries = 0; tries < JOIN_TRIES; tries++) {
         uint64_t number = 0;
         int line = open_line(device);
-        if (line == -ENOENT)
-            continue;
+        if (line == -ENOENT && access(ROOT, F_OK) == 0)
+            continue; /* removed by the last process of the queue before we opened it */
         if (line < 0)
             return line;
         int own = look_around(line, earlier, &number);

@@ -31,7 +31,8 @@ int tool_await_turn(struct tool *tool, const char *path, int64_t size_bytes, boo
         token = io_token_take(device,
                                  limit == TOOL_USUAL_LIMIT ? io_usual_limit(device) : limit, -1);
     if (token < 0)
-        tool_failed(tool, "waiting for the disk of %s failed: %s", path, strerror(-token));
+        tool_failed(tool, "waiting for the disk of %s failed: %s", path,
+                    token == -ENOENT ? "/dev/shm is missing" : strerror(-token));
     return token;
 }
 

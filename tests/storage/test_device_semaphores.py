@@ -246,6 +246,11 @@ def test_a_queue_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
         QueueEntry("8-0", 1, root=str(tmp_path))
 
 
+def test_a_missing_directory_of_all_queues_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DeviceQueueError, match="No such file or directory: .*missing"):
+        QueueEntry("8-0", 1, root=str(tmp_path / "missing"))
+
+
 def test_sweeping_removes_places_of_killed_processes(start: Start, device: str) -> None:
     start("c").kill()
     assert places(device) == 1

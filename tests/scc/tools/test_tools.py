@@ -14,6 +14,7 @@ import pytest
 from ciel.storage.device_semaphores import QueueEntry
 from ciel.storage.devices import device_of
 from ciel.testing.shm_tools import TOOL_DIRECTORY, TOOLS, Image, fresh_image
+from ciel_tests.clusters.mounts import on_mount
 
 BLOCK = 4096
 WAIT_S = 20.0
@@ -232,6 +233,22 @@ def test_loads_and_stores_wait_for_the_disk_jobs_of_other_programs(
                 other.release()
             assert waiting.wait(WAIT_S) == 0
     assert out.read_bytes() == image.do("shmst", "b", "-") == content
+
+
+def test_a_machine_without_shared_memory_is_told_so(tmp_path: Path) -> None:
+    device, source = tmp_path / "device", tmp_path / "source"
+    device.write_bytes(bytes(8 << 20))
+    source.write_bytes(bytes(100_000))
+    if not device_of(str(source)).is_limited:
+        pytest.skip("files of this directory are in memory")
+    environ = {**os.environ, "SHMFS_NAME": str(device)}
+    init = [TOOL_DIRECTORY / "shminit", "--blocks", "200", "--block-size", "4KiB"]
+    subprocess.run(init, env=environ, check=True, timeout=WAIT_S)
+    load = [str(TOOL_DIRECTORY / "shmld"), str(source)]
+    command = on_mount(["-t", "tmpfs", "none"], Path("/dev"), load)
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=WAIT_S)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("failed: /dev/shm is missing\n")
 
 
 def test_small_files_are_loaded_at_once(image: Image, source: Source, tmp_path: Path) -> None:
