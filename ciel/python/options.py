@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import CielError
+from ciel.core.labels import wrong_where
+from ciel.core.resources import Amounts, read_amounts
 from ciel.core.tasks import (
     DEFAULT_NEEDS,
     LIMITS,
@@ -100,17 +102,40 @@ def _disk(option: str, value: Any) -> str:
     return value
 
 
+def _resources(option: str, value: Any) -> Amounts:
+    if not isinstance(value, Mapping):
+        raise OptionError(option, f"it must be a dictionary, as {{'gpu': 1}}, not {value!r:.40}")
+    try:
+        return read_amounts(value)
+    except ValueError as error:
+        raise OptionError(option, str(error)) from None
+
+
+def _where(option: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise OptionError(option, f"it must be a text, as 'zone=b', not {value!r:.40}")
+    if wrong := wrong_where(value):
+        raise OptionError(option, wrong)
+    return value
+
+
 def _text(option: str, value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise OptionError(option, f"it must be a text, not {value!r:.40}")
     return value[:NAME_MAX_LENGTH] if option == "name" else value
 
 
+_NO_NUMBERS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "kinds": _kinds,
+    "disk": _disk,
+    "resources": _resources,
+    "labels": _where,
+}
+
+
 def _reader(limit: Limit) -> Callable[[str, Any], Any]:
-    if limit.kind == "kinds":
-        return _kinds
-    if limit.kind == "disk":
-        return _disk
+    if (reader := _NO_NUMBERS.get(limit.kind)) is not None:
+        return reader
     return _whole(int(limit.least), int(limit.most)) if limit.is_whole else _seconds(limit.most)
 
 

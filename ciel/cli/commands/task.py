@@ -179,6 +179,9 @@ def render_info(task: dict[str, Any]) -> str:
         requested.append(f"priority {needs['priority']}")
     if needs.get("io"):
         requested.append(f"a permit of {needs['io']}")
+    requested += [f"{amount:g} {name}" for name, amount in needs.get("resources", {}).items()]
+    if needs.get("where"):
+        requested.append(f"a worker where {needs['where']}")
     has_ended = task["started_at_s"] is not None  # `how_it_ran` then names the worker
     place = f" on worker {task['worker']}" if task["worker"] and not has_ended else ""
     lines = [

@@ -43,9 +43,11 @@ from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.core.admission import Policy
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
+from ciel.core.labels import read_label
 from ciel.core.masters import NO_BALLOT
+from ciel.core.resources import Offer, offer_of, read_offer
 from ciel.core.tasks import SLOTS_MAX
-from ciel.execution.environment import SHMD, Callers, inherited
+from ciel.execution.environment import GPU, SHMD, Callers, device_order, inherited
 from ciel.execution.kept import KeptAttempts
 from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
@@ -77,6 +79,7 @@ from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
 from ciel.worker.disk_permits import DiskPermits
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
+from ciel.worker.gpus import Claims, find_gpus
 from ciel.worker.host import host_identity, host_name, new_worker_id
 from ciel.worker.interactive.programs import InteractivePrograms
 from ciel.worker.logs import JobLogs
@@ -100,6 +103,21 @@ from ciel.worker.transfer.peer_stores import PeerStores
 from ciel.worker.transfer.url_fetching import UrlFetching
 
 DEFAULT_LISTEN = "127.0.0.1:0"
+
+
+def _add_resources(add: Callable[..., object]) -> None:
+    """Add the options of named resources and of labels."""
+    add(
+        "--resource", type=_offer, action="append", default=[], metavar="NAME=AMOUNT",
+        help="offer a resource to tasks that ask for it: an amount (licence/matlab=2), or indices "
+        "that tasks receive (gpu=[0-3]); GPUs are detected, unless this option names gpu "
+        "(repeatable)",
+    )  # fmt: skip
+    add(
+        "--label", type=_label, action="append", default=[], metavar="NAME=VALUE",
+        help="a label that tasks can ask for, such as zone=b; `host` is the name of the host "
+        "(repeatable)",
+    )  # fmt: skip
 
 
 def _add_storage(add: Callable[..., object]) -> None:
@@ -169,6 +187,7 @@ def parser() -> argparse.ArgumentParser:
         help="memory for all tasks that request some (default: the memory of the host or of the "
         "control group)",
     )
+    _add_resources(add)
     _add_storage(add)
     add_verify(parse)
     add_kill_grace(parse)
@@ -214,6 +233,7 @@ class Worker:
         self._options = options
         self._id = new_worker_id()
         self._spool = Spool(options.spool)
+        self._offers: list[Offer] = []
         self._closers: list[Any] = []
         self._has_joined = False
         self._cancel_all: Callable[[Callable[[], None]], None] | None = None
@@ -236,6 +256,7 @@ class Worker:
         spool = self._keep(self._spool)
         spool.open()
         logs = JobLogs(reactor, spool.logs_directory(options.log))
+        self._offers = self._resources()
         store = self._open_store()
         launching = self._keep(self._launching(ticks, key, cluster_id, store))
         executors = _executors_here()
@@ -354,12 +375,30 @@ class Worker:
             "interactive": [name for name, executor in here.items() if executor.talks],
             "starts_locally": [] if options.no_delegation else list(here),
             "memory_bytes": options.memory or memory_of_host(),
+            "resources": self._offers,
             "kill_grace_s": options.kill_grace,
         }  # fmt: skip
         machine = WorkerMachine(**self._machine_options)
         machine.add_retained(held_by(store))
         machine.uploads.found(machine.stored, self._reactor.seconds())
         return machine
+
+    def _resources(self) -> list[Offer]:
+        """Return the resources that the options name, and the GPUs of this host.
+
+        Raises DaemonError if the options name one twice.
+        """
+        offers: list[Offer] = self._options.resource
+        names = [offer.name for offer in offers]
+        for name in names:
+            if names.count(name) > 1:
+                raise DaemonError(f"--resource names {name} twice: name all of it once")
+        if GPU not in names and (found := find_gpus(os.environ)):
+            claimed = self._keep(Claims()).claim(found)
+            log.info("GPUs of this host: {found}; this worker offers {claimed}",
+                     found=",".join(found), claimed=",".join(claimed) or "none")  # fmt: skip
+            offers = [*offers, offer_of(GPU, claimed)]
+        return [offer for offer in offers if offer.amount]
 
     def _about(
         self, machine: WorkerMachine, executors: Executors, places: tuple[str, ...]
@@ -371,6 +410,8 @@ class Worker:
             "netloc": machine.netloc, "host": machine.host, "slots": machine.slots,
             "memory_bytes": machine.memory_bytes, "executors": sorted(executors.offered),
             "lacking": executors.lacking, "user": os.geteuid(), "places": list(places),
+            "resources": [list(offer) for offer in machine.resources],
+            "labels": {"host": host_name()} | dict(self._options.label),
         }  # fmt: skip
 
     def _begin_session(
@@ -511,6 +552,8 @@ class Worker:
         about = kv_environment(self._options.kv, self._spool.path, key, cluster_id)
         about[SHMD] = str(self._spool.store)
         environ = inherited(os.environ) | about
+        if any(offer.name == GPU and offer.indices for offer in self._offers):
+            environ |= device_order(os.environ)
         return Launching(self._reactor, ticks, environ, store.directories)
 
     def _open_store(self) -> ObjectStore:
@@ -598,6 +641,20 @@ START_ERRORS = (
     KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, OSError,
     plugins.PluginError,
 )  # fmt: skip
+
+
+def _offer(text: str) -> Offer:
+    try:
+        return read_offer(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _label(text: str) -> tuple[str, str]:
+    try:
+        return read_label(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _io_policy(text: str) -> Policy:

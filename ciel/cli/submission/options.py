@@ -18,6 +18,8 @@ from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.cli.submission.elements import has_place
 from ciel.cli.submission.numbers import number_ranges
 from ciel.client.jobs.arrays import UNSETTLED_MAX
+from ciel.core.labels import wrong_where
+from ciel.core.resources import read_request
 from ciel.core.scheduling import LOCALITY, POLICIES
 from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TIMEOUT_MAX_S, Limit, Needs, wrong_disk
 from ciel.storage.interface import LEVELS
@@ -208,8 +210,25 @@ def _add_limits(parser: argparse.ArgumentParser, limits: Sequence[Limit]) -> Non
             parser.add_argument(
                 limit.option, type=_parser_of(limit), default=getattr(DEFAULT_NEEDS, limit.name),
                 metavar=limit.metavar, dest=limit.name,
+                action=_AddResource if limit.kind == "resources" else "store",
                 help=limit.help + (", ".join(_KINDS) if limit.kind == "kinds" else ""),
             )  # fmt: skip
+
+
+class _AddResource(argparse.Action):
+    """Adds a resource to those that the options before it name."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+        option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        name, amount = values
+        known = dict(getattr(namespace, self.dest))
+        if name in known:
+            raise argparse.ArgumentError(self, f"{name} is named twice: name its whole amount once")
+        if amount:
+            known[name] = amount
+        setattr(namespace, self.dest, tuple(sorted(known.items())))
 
 
 def needs_of(args: argparse.Namespace) -> Needs:
@@ -227,6 +246,10 @@ def _parser_of(limit: Limit) -> Callable[[str], Any]:
             return _kinds
         case "disk":
             return _disk
+        case "resources":
+            return _resource
+        case "labels":
+            return _where
         case "seconds":
             return _seconds_up_to(limit)
     return _number(int(limit.least), int(limit.most))
@@ -261,6 +284,19 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 def _disk(text: str) -> str:
     if wrong := wrong_disk(text):
+        raise argparse.ArgumentTypeError(wrong)
+    return text
+
+
+def _resource(text: str) -> tuple[str, int]:
+    try:
+        return read_request(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _where(text: str) -> str:
+    if wrong := wrong_where(text):
         raise argparse.ArgumentTypeError(wrong)
     return text
 

@@ -33,7 +33,7 @@ class LocalStarts:
         needs = spec.needs
         if spec.executor not in self._executors:
             return False
-        if needs.timeout_s or needs.memory_bytes or needs.io:
+        if needs.timeout_s or needs.memory_bytes or needs.io or needs.resources:
             return False
         return attempt == 0 or (attempt == 1 and spec.id not in self._tasks)
 
@@ -46,7 +46,10 @@ class LocalStarts:
         here: str,
     ) -> tuple[Reference, ...] | None:
         """Return the inputs of a child that may start; None if it may not, or lacks one."""
-        if spec.executor not in self._executors or spec.needs.delay_s or spec.needs.io:
+        needs = spec.needs
+        if spec.executor not in self._executors or needs.delay_s or needs.io:
+            return None
+        if needs.resources or needs.where:  # the master knows which tasks wait for them elsewhere
             return None
         if spec.id in self._tasks:  # by an earlier attempt of its parent
             return None

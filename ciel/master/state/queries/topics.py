@@ -33,6 +33,7 @@ from ciel.core.events import Change
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
+from ciel.core.resources import amounts_json
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import explain, history, object_locations
@@ -76,6 +77,15 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             + len(worker.bound),
             "memory_bytes": worker.facts.memory_bytes,
             "memory_asked_bytes": worker.memory_used,
+            "resources": {
+                offer.name: {
+                    "total": _number(offer.amount),
+                    "used": _number(worker.resources_used[offer.name]),
+                    "indices": list(offer.indices),
+                }
+                for offer in worker.facts.resources
+            },
+            "labels": dict(worker.facts.labels),
             "silent_s": round(now_s - worker.heard_at_s, 3),
             "suspicion": worker.suspicion,
             "draining": machine.draining.describe(worker),
@@ -85,6 +95,10 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
         }
         for worker in machine.workers.values()
     ]
+
+
+def _number(amount: int) -> Any:
+    return amounts_json((("", amount),))[""]
 
 
 def stores(machine: MasterMachine) -> list[dict[str, Any]]:
