@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from math import isfinite
 from typing import Any, Final, NamedTuple
 
 ONE: Final = 10_000
@@ -55,12 +56,11 @@ def wrong_name(name: str) -> str:
 
 def read_amount(value: Any) -> int:
     """Read an amount: a number, or its text; raises ValueError."""
-    is_number = type(value) is int or type(value) is float
-    text = repr(value) if is_number else value
-    try:
-        exact = Decimal(text) * ONE if is_number or _AMOUNT.fullmatch(text) else Decimal(-1)
-    except (InvalidOperation, TypeError):
-        exact = Decimal(-1)
+    exact = Decimal(-1)
+    if type(value) is int or (type(value) is float and isfinite(value)):
+        exact = Decimal(repr(value)) * ONE
+    elif isinstance(value, str) and _AMOUNT.fullmatch(value):
+        exact = Decimal(value) * ONE
     if not 0 <= exact <= AMOUNT_MAX:
         raise ValueError(f"{value!r:.40} is not a number from 0 to {AMOUNT_MAX // ONE:,}")
     if exact != int(exact):
@@ -115,10 +115,11 @@ def wrong_amounts(amounts: Amounts) -> str:
 
 def amounts_json(amounts: Amounts) -> dict[str, Any]:
     """Return needs as clients write them, by name; `read_amounts` reads them."""
-    return {name: _number(amount) for name, amount in amounts}
+    return {name: amount_json(amount) for name, amount in amounts}
 
 
-def _number(amount: int) -> Any:  # Any, since a compiled module would turn an int into a float
+def amount_json(amount: int) -> Any:  # Any, since a compiled module would turn an int into a float
+    """Return an amount as a number: an integer if it is whole."""
     return amount / ONE if amount % ONE else amount // ONE
 
 

@@ -113,6 +113,8 @@ class Dispatcher:
         self.scarce: dict[QueueKey, ScarceQueue] = {}  # the one that waits longest first
         # For the tasks that the last tick has skipped: an amount by name, see `has_scarce`.
         self._kept: dict[WorkerNode, dict[str, int]] = {}
+        self._keeping: dict[TaskNode, WorkerNode] = {}  # where, for each of them
+        self._keeping_last: dict[TaskNode, WorkerNode] = {}  # in the tick before
         # No worker can hold them, but a launcher can start one.
         self.for_launchers = ReadyQueue(graph)
         self._has_full = False  # the disk of a worker is full
@@ -276,6 +278,7 @@ class Dispatcher:
         if has_parked:
             self._serve_parked(priority)
         self._kept.clear()
+        self._keeping_last, self._keeping = self._keeping, {}
         self._has_full = any(worker.stores.is_full for worker in self.workers.values())
         having_room = [worker for worker in self.workers.values() if worker.has_room]
         roomy = deque(sorted(having_room, key=lambda worker: worker.load))
@@ -419,19 +422,22 @@ class Dispatcher:
             if not having or not self._place_among(task, having, roomy):
                 skipped.append(task)
                 if able:
-                    blocked.add(self._keep(able, needs))
+                    blocked.add(self._keep(task, able))
                 continue
             if len(self.scarce) > 1 and queue.key in self.scarce:  # the others come first next time
                 self.scarce[queue.key] = self.scarce.pop(queue.key)
             if not roomy[-1].has_room:
                 roomy.pop()
 
-    def _keep(self, able: Iterable[WorkerNode], needs: Needs) -> WorkerNode:
+    def _keep(self, task: TaskNode, able: Iterable[WorkerNode]) -> WorkerNode:
         """Keep what a skipped task needs on the worker that lacks the smallest part of it.
 
-        There the part only shrinks: so the task runs some time, and other workers need not idle.
+        There the part only shrinks, so the task runs some time, and other workers need not idle.
+        Among equals, stay with the worker of the last tick: the task could starve by changes.
         """
-        worker = min(able, key=lambda worker: (worker.lacks(needs), worker.load))
+        needs, before = task.spec.needs, self._keeping_last.get(task)
+        worker = min(able, key=lambda w: (w.lacks(needs), w is not before, w.load))
+        self._keeping[task] = worker
         kept = self._kept.setdefault(worker, {})
         for name, amount in ((MEMORY, needs.memory_bytes), *needs.resources):
             if amount:
@@ -597,7 +603,7 @@ class Dispatcher:
             asked = " ".join(filter(None, (amounts_text(needs.resources), needs.where)))
             details = (
                 f"no worker has all that the task needs together: {needs.slots} slots"
-                f"{memory_text and f', {memory_text} of memory'}, {asked}"
+                f"{f', {memory_text} of memory' if needs.memory_bytes else ''}, {asked}"
             )
         self._refuse(task, "NO_WORKER_FITS", details)
 

@@ -33,7 +33,7 @@ from ciel.core.events import Change
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
-from ciel.core.resources import amounts_json
+from ciel.core.resources import amount_json
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import explain, history, object_locations
@@ -79,8 +79,8 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             "memory_asked_bytes": worker.memory_used,
             "resources": {
                 offer.name: {
-                    "total": _number(offer.amount),
-                    "used": _number(worker.resources_used[offer.name]),
+                    "total": amount_json(offer.amount),
+                    "used": amount_json(worker.resources_used[offer.name]),
                     "indices": list(offer.indices),
                 }
                 for offer in worker.facts.resources
@@ -95,10 +95,6 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
         }
         for worker in machine.workers.values()
     ]
-
-
-def _number(amount: int) -> Any:
-    return amounts_json((("", amount),))[""]
 
 
 def stores(machine: MasterMachine) -> list[dict[str, Any]]:
