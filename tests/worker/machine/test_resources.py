@@ -43,35 +43,6 @@ def starts(played: Played) -> dict[str, Given]:
 # --- the pool -------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.sampled_from(_WAYS), st.integers(-1, 1), st.booleans()), max_size=40))
-def test_resources_are_never_given_twice_and_no_attempt_starves(
-    steps: list[tuple[dict[str, Any], int, bool]],
-) -> None:
-    pool = ResourcePool([read_offer("gpu=[0-2]"), read_offer("x=2")])
-    asked: dict[Key, Amounts] = {}
-    for number, (amounts, priority, ends_one) in enumerate(steps):
-        asked[key(number)] = read_amounts(amounts)
-        pool.ask(key(number), asked[key(number)], priority)
-        if ends_one:
-            having = [k for k in asked if pool.has(k)]
-            pool.leave(having[number % len(having)])
-            del asked[having[number % len(having)]]
-        assert not [*pool.problems()]
-        assert {k for k in asked if not pool.has(k)} == set(pool.waiting)
-    while asked:
-        having = [k for k in asked if pool.has(k)]
-        assert having, "attempts wait, although nothing is taken"
-        for given_one in having:
-            first = next(iter(pool.waiting), None)
-            admitted = pool.leave(given_one)
-            del asked[given_one]
-            assert not [*pool.problems()]
-            if admitted and first is not None and not pool.has(first):
-                shared = {name for name, _ in asked[first]}
-                others = {name for k in admitted for name, _ in asked[k]}
-                assert shared.isdisjoint(others), "a later attempt has overtaken the first one"
-
-
 def test_a_fraction_stays_on_one_index_and_fills_it_before_others() -> None:
     pool = ResourcePool([read_offer(GPUS)])
     for number, share in enumerate((0.5, 0.3, 0.2, 0.6)):
@@ -221,3 +192,32 @@ def test_a_task_that_needs_what_the_worker_lacks_fails_at_once() -> None:
     (ended,) = played.machine.reports
     assert getattr(ended, "fault", None).reason == "WORKER_FAULT"  # type: ignore[union-attr]  # a TaskReported
     assert start(spec) not in played.machine.orders
+
+
+@given(st.lists(st.tuples(st.sampled_from(_WAYS), st.integers(-1, 1), st.booleans()), max_size=40))
+def test_resources_are_never_given_twice_and_no_attempt_starves(
+    steps: list[tuple[dict[str, Any], int, bool]],
+) -> None:
+    pool = ResourcePool([read_offer("gpu=[0-2]"), read_offer("x=2")])
+    asked: dict[Key, Amounts] = {}
+    for number, (amounts, priority, ends_one) in enumerate(steps):
+        asked[key(number)] = read_amounts(amounts)
+        pool.ask(key(number), asked[key(number)], priority)
+        if ends_one:
+            having = [k for k in asked if pool.has(k)]
+            pool.leave(having[number % len(having)])
+            del asked[having[number % len(having)]]
+        assert not [*pool.problems()]
+        assert {k for k in asked if not pool.has(k)} == set(pool.waiting)
+    while asked:
+        having = [k for k in asked if pool.has(k)]
+        assert having, "attempts wait, although nothing is taken"
+        for given_one in having:
+            first = next(iter(pool.waiting), None)
+            admitted = pool.leave(given_one)
+            del asked[given_one]
+            assert not [*pool.problems()]
+            if admitted and first is not None and not pool.has(first):
+                shared = {name for name, _ in asked[first]}
+                others = {name for k in admitted for name, _ in asked[k]}
+                assert shared.isdisjoint(others), "a later attempt has overtaken the first one"
