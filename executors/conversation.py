@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from ciel.core.errors import CielError
+from ciel.core.errors import CielError, InvalidNeedError
 from ciel.core.events import TaskFault
 from ciel.core.refs import (
     CONSUMABLE,
@@ -26,7 +26,7 @@ from ciel.core.refs import (
     Sweetheart,
     Value,
 )
-from ciel.core.tasks import DEFAULT_NEEDS, InvalidNeedError, Needs, read_needs
+from ciel.core.tasks import DEFAULT_NEEDS, Needs, read_needs
 from ciel.execution.attempt import Attempt, Growth, OpenInput
 from ciel.execution.conversation import Over
 from ciel.execution.executor import BadArgumentsError, store_level

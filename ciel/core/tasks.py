@@ -8,10 +8,10 @@ from enum import Enum
 from math import inf
 from typing import Any, NamedTuple
 
-from ciel.core.errors import CielError, InvalidTaskError
+from ciel.core.errors import InvalidNeedError, InvalidTaskError
 from ciel.core.ids import JobId, ObjectId, TaskId, child_id, root_task_id
-from ciel.core.labels import WHERE_MAX_LENGTH, wrong_where
-from ciel.core.resources import (
+from ciel.core.offers.labels import WHERE_MAX_LENGTH, wrong_where
+from ciel.core.offers.resources import (
     RESOURCES_MAX,
     Amounts,
     amounts_json,
@@ -45,8 +45,8 @@ class Needs(NamedTuple):
     slot, after its inputs exist. `kill_grace_s`: the time that its program gets to end after
     SIGTERM. `io`: the disk that bounds the speed of the task (CIB-42): `WORK_DISK`, or a path on
     the disk; empty if none does. Such a task waits for a permit of the disk without a slot.
-    `resources`: see `core.resources`. `where`: an expression over the labels of workers (see
-    `core.labels`), which the task's worker fulfils; empty: any worker.
+    `resources`: see `core.offers.resources`. `where`: an expression over the labels of workers (see
+    `core.offers.labels`), which the task's worker fulfils; empty: any worker.
     """
 
     slots: int = 1
@@ -146,15 +146,6 @@ LIMITS: tuple[Limit, ...] = (
 )  # fmt: skip
 """One row for each field of `Needs`, in their order. The checks, the records, the options of
 `ciel submit` and `ciel.task` derive from it."""
-
-
-class InvalidNeedError(CielError, ValueError):
-    """A value cannot be that of a need; `reason` says what it must be."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name} {reason}")
-        self.name = name
-        self.reason = reason
 
 
 def read_needs(given: Mapping[str, Any]) -> Needs:
@@ -376,4 +367,4 @@ _CHECKS: dict[str, Callable[[Any], str]] = {
     "resources": wrong_amounts,
     "labels": wrong_where,
 }
-"""How values are checked that are no numbers: each explains what is wrong, or returns ""."""
+"""The checks of values other than numbers: each returns an explanation, or "" for a valid value."""

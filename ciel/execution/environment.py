@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from ciel.core.jobs import CallerContext
-from ciel.core.resources import Amounts, Given, amounts_text
+from ciel.core.offers.resources import Amounts, Given, amounts_text
 from ciel.core.tasks import TaskSpec
 
 TEMPORARY_MAX_BYTES = 64
@@ -160,8 +160,8 @@ def task_environment(
 ) -> dict[str, str | None]:
     """Return the variables to add for one attempt.
 
-    The task's own, `extra`, override all others but those of its resources: a client may have
-    variables that name the devices of its own machine. `given`: the indices of its resources.
+    The task's own, `extra`, override the others, except the variables of its resources: a client
+    may send variables about devices of its own machine. `given`: the indices of its resources.
     """
     environment: dict[str, str | None] = {
         "CIEL_JOB": spec.job,

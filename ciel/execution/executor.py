@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import Given
 from ciel.core.refs import Reference
-from ciel.core.resources import Given
 from ciel.core.tasks import Mentions, TaskSpec
 from ciel.execution.environment import Caller
 from ciel.storage.interface import LEVELS

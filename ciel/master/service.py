@@ -35,8 +35,8 @@ from ciel.core.events import (
     StartOver,
 )
 from ciel.core.ids import ID_MAX_LENGTH, check_id
-from ciel.core.labels import LABELS_MAX, wrong_label
-from ciel.core.resources import INDICES_MAX, RESOURCES_MAX, Offer, offer_of, wrong_amounts
+from ciel.core.offers.labels import LABELS_MAX, wrong_label
+from ciel.core.offers.resources import INDICES_MAX, RESOURCES_MAX, Offer, offer_of, wrong_amounts
 from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
 from ciel.core.transports import End, read_end
 from ciel.master import attaching

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import CielError
-from ciel.core.labels import wrong_where
-from ciel.core.resources import Amounts, read_amounts
+from ciel.core.offers.labels import wrong_where
+from ciel.core.offers.resources import Amounts, read_amounts
 from ciel.core.tasks import (
     DEFAULT_NEEDS,
     LIMITS,

@@ -15,7 +15,7 @@ from typing import (
     overload,
 )
 
-from ciel.core.resources import amounts_json
+from ciel.core.offers.resources import amounts_json
 from ciel.core.tasks import DEFAULT_NEEDS, Needs
 from ciel.python.futures import Future
 from ciel.python.importable import is_importable

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from ciel.core.ids import JobId, ObjectId, child_id, job_output_id, root_task_id
 from ciel.core.jobs import Job, JobSpec
-from ciel.core.labels import read_label
 from ciel.core.naming import arguments_digest
+from ciel.core.offers.labels import read_label
+from ciel.core.offers.resources import read_offer
 from ciel.core.refs import Concrete, Failure, Value
-from ciel.core.resources import read_offer
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.core.tasks import Mentions, Needs, TaskSpec
 from ciel.master.state.workers import WorkerFacts

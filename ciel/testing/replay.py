@@ -39,8 +39,8 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import TaskId
+from ciel.core.offers.resources import Offer
 from ciel.core.refs import Concrete
-from ciel.core.resources import Offer
 from ciel.master.journal import NullJournal
 from ciel.master.service import CHECK_INTERVAL_S, MasterService
 from ciel.master.state.invariants import problems

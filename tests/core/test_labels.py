@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.core.labels import WhereError, read_label, read_where, wrong_where
+from ciel.core.errors import WhereError
+from ciel.core.offers.labels import read_label, read_where, wrong_where
 
 LABELS = {"zone": "b", "disk": "ssd", "gen": "3", "mem": "64", "host": "n1.lab", "x": "a b"}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.core.resources import (
+from ciel.core.offers.resources import (
     AMOUNT_MAX,
     ONE,
     Offer,

@@ -1,7 +1,7 @@
 import pytest
 
 from ciel.core.jobs import CallerContext
-from ciel.core.resources import read_amounts
+from ciel.core.offers.resources import read_amounts
 from ciel.execution.environment import (
     Caller,
     Callers,

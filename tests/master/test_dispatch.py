@@ -13,9 +13,9 @@ from ciel.core.graph.early_outputs import introduce
 from ciel.core.graph.invariants import validate
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import read_amounts
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
-from ciel.core.resources import read_amounts
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.context import Context
@@ -694,8 +694,8 @@ def needing(
         a_task(name, inputs=inputs, priority=priority, slots=slots, memory_bytes=gib * GIB)
         for name in names
     ]
-    more = {"resources": read_amounts(amounts), "where": where}
-    return [spec._replace(needs=spec.needs._replace(**more)) for spec in specs]
+    needs = specs[0].needs._replace(resources=read_amounts(amounts), where=where)
+    return [spec._replace(needs=needs) for spec in specs]
 
 
 def test_tasks_get_no_more_of_a_resource_than_a_worker_has() -> None:

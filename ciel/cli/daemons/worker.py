@@ -43,9 +43,9 @@ from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.core.admission import Policy
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
-from ciel.core.labels import read_label
 from ciel.core.masters import NO_BALLOT
-from ciel.core.resources import Offer, offer_of, read_offer
+from ciel.core.offers.labels import read_label
+from ciel.core.offers.resources import Offer, offer_of, read_offer
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.environment import GPU, SHMD, Callers, device_order, inherited
 from ciel.execution.kept import KeptAttempts
@@ -255,8 +255,7 @@ class Worker:
         become_subreaper()
         spool = self._keep(self._spool)
         spool.open()
-        logs = JobLogs(reactor, spool.logs_directory(options.log))
-        self._offers = self._resources()
+        logs, self._offers = JobLogs(reactor, spool.logs_directory(options.log)), self._resources()
         store = self._open_store()
         launching = self._keep(self._launching(ticks, key, cluster_id, store))
         executors = _executors_here()

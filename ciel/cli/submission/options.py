@@ -18,8 +18,8 @@ from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.cli.submission.elements import has_place
 from ciel.cli.submission.numbers import number_ranges
 from ciel.client.jobs.arrays import UNSETTLED_MAX
-from ciel.core.labels import wrong_where
-from ciel.core.resources import read_request
+from ciel.core.offers.labels import wrong_where
+from ciel.core.offers.resources import read_request
 from ciel.core.scheduling import LOCALITY, POLICIES
 from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TIMEOUT_MAX_S, Limit, Needs, wrong_disk
 from ciel.storage.interface import LEVELS
@@ -216,7 +216,7 @@ def _add_limits(parser: argparse.ArgumentParser, limits: Sequence[Limit]) -> Non
 
 
 class _AddResource(argparse.Action):
-    """Adds a resource to those that the options before it name."""
+    """Adds a resource to the earlier ones of the command line."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,

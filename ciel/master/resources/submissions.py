@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ciel.core.errors import CielError, InvalidIdError
+from ciel.core.errors import CielError, InvalidIdError, InvalidNeedError
 from ciel.core.events import COPIES_MAX, AddTask
 from ciel.core.ids import ID_MAX_LENGTH, JobId, ObjectId, job_output_id, root_task_id
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec
@@ -19,7 +19,6 @@ from ciel.core.refs import REFERENCE_TYPES, Future, Reference, Value
 from ciel.core.scheduling import Scheduling, read_scheduling
 from ciel.core.tasks import (
     DEFAULT_NEEDS,
-    InvalidNeedError,
     Mentions,
     Needs,
     TaskSpec,

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, StoresReported
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.labels import read_where
+from ciel.core.offers.labels import read_where
+from ciel.core.offers.resources import Offer, totals_of
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
-from ciel.core.resources import Offer, totals_of
 from ciel.core.tasks import Needs
 from ciel.core.transports import End, Store
 from ciel.master.state.placement.credit import Credit
@@ -58,7 +58,7 @@ class WorkerFacts(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """What the tasks of a worker can have at most. `memory_bytes`: 0 if it is unknown."""
+    """The limits of the tasks of a worker. `memory_bytes`: 0 if it is unknown."""
 
     slots: int
     memory_bytes: int
@@ -79,7 +79,7 @@ class Capacity(NamedTuple):
         return all(amount <= self.resources.get(name, 0) for name, amount in needs.resources)
 
     def is_meant(self, needs: Needs) -> bool:
-        """Whether the labels are those that a task asks for."""
+        """Whether the labels fulfil the expression of a task."""
         return read_where(needs.where)(self.labels)
 
 

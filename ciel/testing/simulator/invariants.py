@@ -10,9 +10,9 @@ from collections.abc import Iterator, Set
 
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED
-from ciel.core.labels import read_where
+from ciel.core.offers.labels import read_where
+from ciel.core.offers.resources import ONE, totals_of
 from ciel.core.refs import Concrete, Failure, locations_of
-from ciel.core.resources import ONE, totals_of
 from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, Mentions
 from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine

@@ -12,8 +12,8 @@ from twisted.logger import Logger
 
 from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import Given
 from ciel.core.refs import INLINE_MAX_BYTES, Reference, Stream, Value
-from ciel.core.resources import Given
 from ciel.execution.executor import Action, Executor, Fail, Finish, Program, ProgramExit, Run, Task
 from ciel.execution.outputs import commit_output
 from ciel.execution.report import command_text, failure_text, full_device_text, with_stderr

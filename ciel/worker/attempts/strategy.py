@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ciel.core.events import TaskFault
-from ciel.core.resources import Given
+from ciel.core.offers.resources import Given
 from ciel.execution.executor import Action, Executor, Task
 from ciel.worker.attempts.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ciel.core.ids import ObjectId
-from ciel.core.resources import Given
+from ciel.core.offers.resources import Given
 from ciel.execution.conversation import Over
 from ciel.execution.executor import Action, Executor, Talk, Task
 from ciel.launch import LaunchSpecError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ciel.core.ids import ObjectId
-from ciel.core.resources import Given
+from ciel.core.offers.resources import Given
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import Talk
 from ciel.launch.messages import DEV_NULL, File, LaunchSpec, Standard

@@ -40,6 +40,7 @@ from ciel.core.events import (
 )
 from ciel.core.graph.waiting import Waiting
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import Given, Offer
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.plans import HttpPlan, Plan, plans_for
 from ciel.core.refs import (
@@ -54,7 +55,6 @@ from ciel.core.refs import (
     Value,
     locations_of,
 )
-from ciel.core.resources import Given, Offer
 from ciel.core.tasks import PRIORITY_MAX, TaskSpec
 from ciel.worker.state.local_starts import LocalStarts
 from ciel.worker.state.orders import (

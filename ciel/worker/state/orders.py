@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
+from ciel.core.offers.resources import Given
 from ciel.core.plans import Plan
 from ciel.core.refs import Concrete, Future, Reference, Sweetheart, with_text
-from ciel.core.resources import Given
 from ciel.core.tasks import TaskSpec
 
 

@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ciel.core.resources import ONE, Amounts, Given, Offer, totals_of
+from ciel.core.offers.resources import ONE, Amounts, Given, Offer, totals_of
 from ciel.worker.state.orders import Key
 
 Indices = tuple[tuple[str, int], ...]

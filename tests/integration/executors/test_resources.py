@@ -12,7 +12,7 @@ import ciel
 from ciel import Client
 from ciel.client.cluster import LocalCluster
 from ciel.client.errors import TaskFailedError
-from ciel.core.resources import read_amounts
+from ciel.core.offers.resources import read_amounts
 from ciel.core.tasks import Needs
 from ciel.python.options import OptionError
 

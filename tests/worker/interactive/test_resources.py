@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ciel.core.resources import read_amounts, read_offer
+from ciel.core.offers.resources import read_amounts, read_offer
 from ciel.core.tasks import Needs
 from ciel.testing.homes import wait_for
 from ciel.worker.state.orders import Key

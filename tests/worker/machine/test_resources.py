@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.core.ids import ObjectId, TaskId
+from ciel.core.offers.resources import ONE, Amounts, Given, read_amounts, read_offer
 from ciel.core.refs import Fixed
-from ciel.core.resources import ONE, Amounts, Given, read_amounts, read_offer
 from ciel.core.tasks import TaskSpec
 from ciel.testing.builders import a_task, stored
 from ciel.worker.state.orders import Key, Phase, StartAttempt

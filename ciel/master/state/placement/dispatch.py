@@ -13,9 +13,9 @@ from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
+from ciel.core.offers.resources import amounts_text
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
-from ciel.core.resources import amounts_text
 from ciel.core.retries import RetryState, may_kill_workers
 from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR
 from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN, RUNNABLE, Needs
@@ -110,7 +110,7 @@ class Dispatcher:
         self.bandwidths = Bandwidths()
         self._random = Random(0)  # with a seed: equal events lead to equal decisions
         self.ready = ReadyQueue(graph)
-        self.scarce: dict[QueueKey, ScarceQueue] = {}  # the one that waits longest first
+        self.scarce: dict[QueueKey, ScarceQueue] = {}  # the longest waiting one first
         # For the tasks that the last tick has skipped: an amount by name, see `has_scarce`.
         self._kept: dict[WorkerNode, dict[str, int]] = {}
         self._keeping: dict[TaskNode, WorkerNode] = {}  # where, for each of them
@@ -424,7 +424,7 @@ class Dispatcher:
                 if able:
                     blocked.add(self._keep(task, able))
                 continue
-            if len(self.scarce) > 1 and queue.key in self.scarce:  # the others come first next time
+            if len(self.scarce) > 1 and queue.key in self.scarce:  # it is last in the next tick
                 self.scarce[queue.key] = self.scarce.pop(queue.key)
             if not roomy[-1].has_room:
                 roomy.pop()
@@ -445,7 +445,7 @@ class Dispatcher:
         return worker
 
     def _has_scarce(self, worker: WorkerNode, needs: Needs) -> bool:
-        """Whether a worker has what a task needs, beyond what is kept for skipped tasks."""
+        """Whether a worker has what a task needs, in addition to the amounts kept for others."""
         return worker.has_scarce(needs, self._kept.get(worker, NOTHING_KEPT))
 
     def _place_among(

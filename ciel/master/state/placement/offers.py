@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ciel.core.labels import read_where
-from ciel.core.resources import amount_text, amounts_text, totals_of
+from ciel.core.offers.labels import read_where
+from ciel.core.offers.resources import amount_text, amounts_text, totals_of
 from ciel.core.tasks import Needs
 from ciel.master.state.workers import WorkerFacts
 

@@ -9,9 +9,9 @@ from ciel.core.graph.any_inputs import choice_of
 from ciel.core.graph.failures import label, size_text
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import amount_text, amounts_text
 from ciel.core.plans import HttpPlan, LinkPlan, StreamPlan, plans_for
 from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
-from ciel.core.resources import amount_text, amounts_text
 from ciel.core.retries import not_before_s
 from ciel.core.tasks import TaskState, needs_json
 from ciel.master.state.machine import MasterMachine

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from ciel.core.resources import ONE
+from ciel.core.offers.resources import ONE
 from ciel.master.state.machine import MasterMachine
 
 

@@ -32,8 +32,8 @@ from ciel.core.errors import CielError
 from ciel.core.events import Change
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
+from ciel.core.offers.resources import amount_json
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
-from ciel.core.resources import amount_json
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries import explain, history, object_locations

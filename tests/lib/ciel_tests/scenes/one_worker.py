@@ -24,8 +24,8 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import JobId, ObjectId
+from ciel.core.offers.resources import Offer
 from ciel.core.refs import Concrete, Reference, Value
-from ciel.core.resources import Offer
 from ciel.core.tasks import DEFAULT_NEEDS, Needs, TaskSpec
 from ciel.execution.environment import Callers
 from ciel.execution.executor import Executor

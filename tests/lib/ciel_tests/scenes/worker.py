@@ -15,9 +15,9 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import read_offer
 from ciel.core.plans import HttpPlan
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream
-from ciel.core.resources import read_offer
 from ciel.core.tasks import TaskSpec
 from ciel.testing.builders import a_task, stored
 from ciel.worker.state.machine import WorkerMachine

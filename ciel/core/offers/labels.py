@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Final, NamedTuple
 
-from ciel.core.errors import CielError
+from ciel.core.errors import WhereError
 
 WHERE_MAX_LENGTH: Final = 1000
 LABELS_MAX: Final = 64
@@ -37,17 +37,6 @@ _ORDERS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">": lambda own, limit: own > limit,
     ">=": lambda own, limit: own >= limit,
 }
-
-
-class WhereError(CielError, ValueError):
-    """An expression over labels is wrong at a place, counted from 0."""
-
-    def __init__(self, text: str, place: int, reason: str) -> None:
-        start = max(0, place - 30)
-        before, after = text[start:place], text[place : place + 30]
-        super().__init__(f"{reason}, at character {place + 1}: {before!s}⟨here⟩{after!s}")
-        self.text = text
-        self.place = place
 
 
 class _Token(NamedTuple):
@@ -79,7 +68,10 @@ def wrong_label(name: str, value: str) -> str:
 
 
 def wrong_where(text: str) -> str:
-    """Explain what is wrong with an expression; return "" if it is valid, or empty."""
+    """Explain why an expression is invalid; return "" if it is valid.
+
+    An empty one is valid.
+    """
     try:
         read_where(text)
     except WhereError as error:

@@ -25,7 +25,7 @@ _RANGE: Final = re.compile(r"(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,8})")
 _AMOUNT: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,10})?")
 
 Amounts = tuple[tuple[str, int], ...]
-"""What a task needs: pairs of a name and an amount, sorted by name."""
+"""The resources of a task: pairs of a name and an amount, sorted by name."""
 
 Given = tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
 """The indices that an attempt has, by resource, each with an amount of at most `ONE`."""
