@@ -56,6 +56,13 @@ class WhereError(CielError, ValueError):
         self.place = place
 
 
+class NoAttemptError(CielError):
+    """A program speaks for an attempt that has ended, or that never was."""
+
+    def __init__(self, task_id: str, attempt: int) -> None:
+        super().__init__(f"attempt {attempt} of task {task_id} does not run")
+
+
 class TooManyTasksError(CielError):
     """A job has as many tasks as the master permits."""
 

@@ -309,6 +309,9 @@ class MasterService:
         session = self._peers[name]
         counted = len(messages)
         for message in messages:
+            if peer.hello.role is Role.SERVICE and not _may_send(message):
+                peer.refuse("a key for services may ask only about services")
+                return
             if type(message) is Ask or type(message) is Change:
                 self._take_query(peer, session, message, name if from_worker else "")
             elif type(message) is Received:
@@ -706,6 +709,11 @@ class MasterService:
 
 def _raise(reason: str) -> None:
     raise RuntimeError(reason)
+
+
+def _may_send(message: Message) -> bool:
+    """Whether a replica of a service, or a task that calls one, may send a message."""
+    return not isinstance(message, Ask) or message.topic == "service"
 
 
 def trim_memory() -> None:

@@ -31,7 +31,7 @@ from ciel.cli.daemons.channels import (
     open_channels,
     own_end,
 )
-from ciel.cli.daemons.cluster_state import kv_environment, kv_url
+from ciel.cli.daemons.cluster_state import kv_environment, kv_url, service_environment
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
 from ciel.cli.daemons.lifeline import report_failure, report_ready
@@ -257,7 +257,8 @@ class Worker:
         spool.open()
         logs, self._offers = JobLogs(reactor, spool.logs_directory(options.log)), self._resources()
         store = self._open_store()
-        launching = self._keep(self._launching(ticks, key, cluster_id, store))
+        services = service_environment(control, address.host, spool.path, key, cluster_id)
+        launching = self._keep(self._launching(ticks, key, cluster_id, store, services))
         executors = _executors_here()
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
         disk_jobs = self._keep(self._disk_jobs(store))
@@ -546,9 +547,16 @@ class Worker:
             share_space(self._reactor, cores, neighbours)
         return cores
 
-    def _launching(self, ticks: Ticks, key: Key, cluster_id: str, store: ObjectStore) -> Launching:
+    def _launching(
+        self,
+        ticks: Ticks,
+        key: Key,
+        cluster_id: str,
+        store: ObjectStore,
+        services: dict[str, str],
+    ) -> Launching:
         """Start the launcher, with the variables that programs inherit."""
-        about = kv_environment(self._options.kv, self._spool.path, key, cluster_id)
+        about = services | kv_environment(self._options.kv, self._spool.path, key, cluster_id)
         about[SHMD] = str(self._spool.store)
         environ = inherited(os.environ) | about
         if any(offer.name == GPU and offer.indices for offer in self._offers):

@@ -14,6 +14,7 @@
     graph {job, first}          a page of its tasks with their inputs and outputs
     task {job, task}, task {object}
                                 one task in detail, or the producer of an object
+    service {job}               the replicas of a service: tasks, addresses, failures
     trace {jobs, first}         a page of their attempts, with times
     object, objects             see `object_locations`
 
@@ -50,6 +51,7 @@ TASKS_COUNTED_MAX = 5_000  # by kind, for one answer; about 10 ms
 RESULTS_SCANNED_MAX = 100_000  # for errors; about 20 ms
 NAMES_SCANNED_MAX = 50_000  # for a task with a given name; about 10 ms
 DRAIN_MAX_S = 10**8  # three years
+REPLICAS_MAX = 1000
 GRAPH_PAGE_MAX = 4000  # the size of a page, in objects; about 10 ms
 _GRAPH_TEXT_MAX_LENGTH = 1000
 _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
@@ -310,6 +312,7 @@ def _task_row(machine: MasterMachine, position: int, task: TaskNode) -> dict[str
         **_facts(position, task),
         **history.ran(machine, task),
         "payload": history.payload_text(task.spec),
+        **_service(machine, task),
         **_result(machine.graph.objects.reference(task.spec.outputs[0])),
     }
 
@@ -324,6 +327,12 @@ def _facts(position: int, task: TaskNode) -> dict[str, Any]:
         "attempt": task.attempt,
         "worker": task.worker,
     }
+
+
+def _service(machine: MasterMachine, task: TaskNode) -> dict[str, Any]:
+    """Mark a task that is a replica of a service."""
+    address = machine.context.service_of(task)
+    return {} if address is None else {"service": address}
 
 
 def _result(ref: Reference) -> dict[str, Any]:
@@ -460,6 +469,28 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
     }
 
 
+def service(machine: MasterMachine, selector: Any) -> dict[str, Any]:
+    """Describe the replicas of a service, which are the tasks of its job."""
+    found = find(machine, selector)
+    rows: list[dict[str, Any]] = []
+    for task_id in found.tasks[:REPLICAS_MAX]:
+        task = machine.graph.tasks.get(task_id)
+        if task is not None:
+            failure = machine.graph.objects.reference(task.spec.outputs[0])
+            rows.append(
+                {
+                    "task": task_id,
+                    "name": task.spec.name,
+                    "state": str(task.state),
+                    "attempt": task.attempt,
+                    "address": machine.context.service_of(task),
+                    "failure": failure.text if isinstance(failure, Failure) else None,
+                }
+            )
+    return {"job": found.spec.id, "name": found.spec.name, "state": str(found.state),
+            "replicas": rows}  # fmt: skip
+
+
 def find_worker(machine: MasterMachine, selector: Any) -> WorkerNode:
     """Find a worker by its id or its address."""
     if isinstance(selector, str):
@@ -537,6 +568,8 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             return object_locations.listed(machine, arguments, now_s)
         case "progress":
             return progress(machine, arguments.get("job"))
+        case "service":
+            return service(machine, arguments.get("job"))
         case "trace":
             which = (arguments.get("jobs"), arguments.get("first"))
             return machine.timeline.page(*which, machine.workers.values(), now_s)
