@@ -40,7 +40,7 @@ READ_BYTES: Final = 256 << 10
 BATCH_CALLS: Final = 64
 """So many calls are sent by the thread that makes them; fewer may wait for the link's thread."""
 BATCH_BYTES: Final = 256 << 10
-GATHER_S: Final = 0.0001
+GATHER_S: Final = 0.0005
 """A call that follows the last send sooner than this is sent together with others."""
 UNSENT_MAX_BYTES: Final = 64 << 20
 """With more bytes unsent, a call waits."""
@@ -49,6 +49,7 @@ CHECK_S: Final = 5.0
 _DIAL_S: Final = HELLO_TIMEOUT_S
 _PAUSE_MIN_S, _PAUSE_MAX_S, _PAUSE_GROWTH = 0.01, 0.5, 1.5
 _ENDED: Final = frozenset(("done", "failed", "cancelled"))
+_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _CALL_BYTES: Final = 200  # of a record without its arguments, at most
 
 
@@ -78,7 +79,7 @@ class Link:
         self._end: BaseException | None = None
         self.call_count = 0
         """How many calls were made, by which handles spread calls over idle replicas."""
-        self._is_watched = self._is_woken = False
+        self._is_watched = self._is_woken = self._is_full = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
         register_fork(self)
@@ -118,6 +119,7 @@ class Link:
         future.call = call
         with self._lock:
             while self._outbox.unsent_bytes > UNSENT_MAX_BYTES and self._end is None:
+                self._is_full = True
                 self._watch()
                 self._room.wait(CHECK_S)
             if self._end is not None:
@@ -144,19 +146,17 @@ class Link:
         line = self._line
         if line is None:
             return
-        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         try:
-            while True:
+            while self._rest or self._outbox.unsent_count:
                 if not self._rest:
                     records = self._outbox.take(BATCH_CALLS, BATCH_BYTES)
-                    if not records:
-                        break
                     self._rest = memoryview(line.session.send(records))
-                self._rest = self._rest[line.channel.send(self._rest, flags) :]
+                self._rest = self._rest[line.channel.send(self._rest, _FLAGS) :]
                 self._sent_s = time.monotonic()
         except OSError:  # it is full, or the connection is lost
             pass
-        if self._outbox.unsent_bytes <= UNSENT_MAX_BYTES:
+        if self._is_full and self._outbox.unsent_bytes <= UNSENT_MAX_BYTES:
+            self._is_full = False
             self._room.notify_all()
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -189,9 +189,10 @@ class Link:
     def _read_for(self, future: ServiceFuture[Any], until_s: float | None) -> None:
         """Read until a future is done, the connection is lost, or the time is over."""
         while future._state == "PENDING":
-            with self._lock:
-                self._send()
-                line, is_full = self._line, bool(self._rest)
+            if self._rest or self._outbox.unsent_count:
+                with self._lock:
+                    self._send()
+            line, is_full = self._line, bool(self._rest)
             if line is None:
                 return
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
@@ -254,7 +255,7 @@ class Link:
             with self._lock:
                 self._send()
         if event & ~select.POLLOUT:
-            return line.channel.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            return line.channel.recv(READ_BYTES, _FLAGS)
         return None
 
     def _take(self, records: list[Any]) -> None:

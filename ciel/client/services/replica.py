@@ -15,6 +15,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from types import CoroutineType
 from typing import Any, Final
 
 from ciel.access.keys import Key, Role
@@ -52,6 +53,7 @@ UNSENT_MAX_BYTES: Final = 16 << 20
 ORPHAN_S: Final = 60.0
 """How long replies are kept for a caller that has lost its connection."""
 _CHECK_S: Final = 1.0
+_FLAGS: Final = int(socket.MSG_NOSIGNAL)
 
 
 class Peer:
@@ -91,6 +93,8 @@ class Replica:
         self._dirty: dict[int, Peer] = {}  # peers with replies to send
         self._running: dict[tuple[str, int], asyncio.Task[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn_soon: Callable[[], object]
+        self._is_turn_due = False
         self._epoll = select.epoll()
         listener.setblocking(False)
         self._epoll.register(listener, select.EPOLLIN)
@@ -106,11 +110,17 @@ class Replica:
         self._loop = loop = asyncio.get_running_loop()
 
         def turn() -> None:
+            self._is_turn_due = False
             self._turn(0.0)
             if self._ready and len(self._running) < RUNNING_MAX:
+                turn_soon()
+
+        def turn_soon() -> None:
+            if not self._is_turn_due:
+                self._is_turn_due = True
                 loop.call_soon(turn)
 
-        self._turn_soon: Callable[[], object] = lambda: loop.call_soon(turn)
+        self._turn_soon = turn_soon
         loop.add_reader(self._epoll.fileno(), turn)
         while True:
             await asyncio.sleep(_CHECK_S)
@@ -208,7 +218,8 @@ class Replica:
                     task.cancel()
         if caller.waiting and not had_calls:
             self._ready.append(caller)
-        self._set_interest(peer)
+        if len(caller.waiting) > WAITING_MAX:
+            self._set_interest(peer)
 
     def _set_interest(self, peer: Peer) -> None:
         """Read from a peer unless too much of it waits; wait for room if replies are unsent."""
@@ -229,7 +240,7 @@ class Replica:
             peer.unsent += peer.session.send(replies)
         try:
             if peer.unsent:
-                del peer.unsent[: peer.channel.send(peer.unsent, socket.MSG_NOSIGNAL)]
+                del peer.unsent[: peer.channel.send(peer.unsent, _FLAGS)]
         except BlockingIOError:
             pass
         except OSError:
@@ -285,25 +296,18 @@ class Replica:
 
     def _run_call(self, caller: Caller, call: IncomingCall) -> None:
         try:
-            result = self._method(call.method)(*self._arguments(call))
-            if inspect.iscoroutine(result):
+            found = None if call.method[:1] == "_" else getattr(self._target, call.method, None)
+            if not callable(found):
+                raise AttributeError(f"the service {self._title} has no method {call.method!r:.80}")
+            args, kwargs = unpack_value(call.form, call.payload)
+            result = found(*args, **kwargs)
+            if type(result) is CoroutineType:
                 self._start(caller, call, result)
                 return
         except BaseException as error:  # a method may raise anything
             self._raised(caller, call, error)
             return
         self._returned(caller, call, result)
-
-    def _method(self, name: str) -> Callable[..., Any]:
-        """Return a function that calls a method with arguments and keyword arguments."""
-        found = None if name.startswith("_") else getattr(self._target, name, None)
-        if not callable(found):
-            raise AttributeError(f"the service {self._title} has no method {name!r:.80}")
-        return lambda args, kwargs: found(*args, **kwargs)
-
-    def _arguments(self, call: IncomingCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = unpack_value(call.form, call.payload)
-        return args, kwargs
 
     def _start(self, caller: Caller, call: IncomingCall, coroutine: Any) -> None:
         """Let the event loop run a call of an `async` method."""
@@ -344,7 +348,7 @@ class Replica:
 
     def _raised(self, caller: Caller, call: IncomingCall, error: BaseException) -> None:
         worker = os.environ.get("CIEL_WORKER", "")
-        packed = pack_error(error, 2, worker=worker)
+        packed = pack_error(error, 1, worker=worker)
         self._reply(caller, call, ERROR, 0, packed)
 
     def _reply(

@@ -1,0 +1,1 @@
+"""Measurements of what connects ciel with other machines and tools."""
