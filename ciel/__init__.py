@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ciel.client import LocalCluster as LocalCluster
     from ciel.client.errors import ClientError as ClientError
     from ciel.client.pools.executor import Executor as Executor
+    from ciel.client.services.classes import ServiceError as ServiceError
+    from ciel.client.services.classes import current_service as current_service
+    from ciel.client.services.classes import service as service
     from ciel.client.views.progress import progress as progress
     from ciel.client.views.trace import trace as trace
     from ciel.python.failures import PackingError as PackingError
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
     from ciel.python.failures import TaskMemoryError as TaskMemoryError
     from ciel.python.failures import TaskTimeoutError as TaskTimeoutError
     from ciel.python.futures import Future as Future
-    from ciel.python.services import ServiceError as ServiceError
-    from ciel.python.services import current_service as current_service
-    from ciel.python.services import service as service
     from ciel.python.sessions import as_completed as as_completed
     from ciel.python.sessions import fire_and_forget as fire_and_forget
     from ciel.python.sessions import gather as gather
@@ -59,7 +59,7 @@ _HOMES = {
     "progress": "ciel.client.views.progress",
     "task_directory": "ciel.python.task_session",
     "trace": "ciel.client.views.trace",
-    **dict.fromkeys(("ServiceError", "current_service", "service"), "ciel.python.services"),
+    **dict.fromkeys(("ServiceError", "current_service", "service"), "ciel.client.services.classes"),
     **dict.fromkeys(("Task", "call", "spawn", "task"), "ciel.python.tasks"),
     **dict.fromkeys(
         ("as_completed", "fire_and_forget", "gather", "put", "wait"), "ciel.python.sessions"

@@ -257,8 +257,8 @@ class Worker:
         spool.open()
         logs, self._offers = JobLogs(reactor, spool.logs_directory(options.log)), self._resources()
         store = self._open_store()
-        services = service_environment(control, address.host, spool.path, key, cluster_id)
-        launching = self._keep(self._launching(ticks, key, cluster_id, store, services))
+        about = self._about(control, address.host, key, cluster_id)
+        launching = self._keep(self._launching(ticks, about, store))
         executors = _executors_here()
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
         disk_jobs = self._keep(self._disk_jobs(store))
@@ -547,17 +547,17 @@ class Worker:
             share_space(self._reactor, cores, neighbours)
         return cores
 
-    def _launching(
-        self,
-        ticks: Ticks,
-        key: Key,
-        cluster_id: str,
-        store: ObjectStore,
-        services: dict[str, str],
-    ) -> Launching:
-        """Start the launcher, with the variables that programs inherit."""
-        about = services | kv_environment(self._options.kv, self._spool.path, key, cluster_id)
-        about[SHMD] = str(self._spool.store)
+    def _about(self, control: str, host: str, key: Key, cluster_id: str) -> dict[str, str]:
+        """Return the variables that tell programs about the cluster."""
+        path = self._spool.path
+        return {
+            SHMD: str(self._spool.store),
+            **service_environment(control, host, path, key, cluster_id),
+            **kv_environment(self._options.kv, path, key, cluster_id),
+        }
+
+    def _launching(self, ticks: Ticks, about: dict[str, str], store: ObjectStore) -> Launching:
+        """Start the launcher; programs inherit the variables `about` the cluster."""
         environ = inherited(os.environ) | about
         if any(offer.name == GPU and offer.indices for offer in self._offers):
             environ |= device_order(os.environ)

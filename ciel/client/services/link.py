@@ -28,11 +28,11 @@ from ciel.client.errors import (
     QueryError,
 )
 from ciel.client.forks import register_fork
+from ciel.client.services.classes import ServiceError
 from ciel.client.services.futures import ServiceFuture
 from ciel.client.services.lookup import Lookup
 from ciel.client.services.outbox import REPLY, WELCOME, Outbox, OutgoingCall
 from ciel.python.failures import PackingError
-from ciel.python.services import ServiceError
 from ciel.wire.errors import WireError
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES
 

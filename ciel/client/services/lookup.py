@@ -17,11 +17,11 @@ from ciel.access.keys import Key, Role
 from ciel.client.connection.connection import Connection, open_connection
 from ciel.client.errors import ClientError, QueryError
 from ciel.client.locks import ForkSafeCondition
+from ciel.client.services.classes import ServiceError
 from ciel.core.events import Answer, Ask, Message, ServiceOpened
 from ciel.core.ids import TaskId
 from ciel.execution.environment import CLUSTER, MASTER, SERVICE_KEY_FILE
 from ciel.python import sessions
-from ciel.python.services import ServiceError
 
 TOPIC: Final = "service"
 _ANSWER_S: Final = 30.0

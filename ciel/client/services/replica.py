@@ -19,15 +19,15 @@ from types import CoroutineType
 from typing import Any, Final
 
 from ciel.access.keys import Key, Role
+from ciel.client.services import classes
+from ciel.client.services.classes import ServiceInfo
 from ciel.client.services.forms import pack_value, unpack_value
 from ciel.client.services.inbox import CANCELLED, ERROR, VALUE, Caller, IncomingCall
 from ciel.client.services.lookup import task_lookup
 from ciel.client.services.outbox import Record
 from ciel.execution.environment import SERVICE_HOST
-from ciel.python import services
 from ciel.python.failures import pack_error, packing_error
 from ciel.python.packing import UnpackedError
-from ciel.python.services import ServiceInfo
 from ciel.python.task_session import current_task
 from ciel.state.here import rows_here
 from ciel.version import __version__
@@ -388,9 +388,7 @@ def serve(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, n
     lookup, task = task_lookup(), current_task()
     host = os.environ.get(SERVICE_HOST, "127.0.0.1")
     restarts = task.attempt - 1
-    services.enter(
-        ServiceInfo(name, number, restarts, lambda: rows_here("ciel.services", task.job))
-    )
+    classes.enter(ServiceInfo(name, number, restarts, lambda: rows_here("ciel.services", task.job)))
     try:
         target = cls(*args, **kwargs)
         with listen(host) as listener:
@@ -401,5 +399,5 @@ def serve(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, n
             lookup.report(task.id, task.attempt, address)
             replica.run()
     finally:
-        services.leave()
+        classes.leave()
         lookup.close()

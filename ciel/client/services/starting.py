@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from ciel.access.settings import MasterLocation
+from ciel.client.calls.calls import Calls
 from ciel.client.errors import QueryError
+from ciel.client.jobs.caller_context import Caller
+from ciel.client.jobs.job import Job
+from ciel.client.services.classes import ServiceError, options_of
 from ciel.client.services.handles import Handle, Named, forget, links_here
 from ciel.client.services.lookup import ClientLookup
 from ciel.client.services.replica import serve
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext
 from ciel.python.options import OptionError
-from ciel.python.services import ServiceError, options_of
-
-if TYPE_CHECKING:
-    from ciel.client.client import Client
-    from ciel.client.jobs.job import Job
 
 REPLICAS_MAX: Final = 1000
 _PREFIX: Final = "service "
 _ACTIVE: Final = "active"
 
 
+class Owner(Protocol):
+    """The part of a client that services use."""
+
+    @property
+    def location(self) -> MasterLocation: ...
+
+    @property
+    def calls(self) -> Calls: ...
+
+    def caller(self) -> Caller: ...
+
+    def job(
+        self, name: str = "", *, detached: bool = False, context: CallerContext | None = None
+    ) -> Job: ...
+
+    def follow_prints(self, job: Job) -> None: ...
+
+    def ask(self, topic: str, argument: Any = None) -> Any: ...
+
+    def cancel_job(self, job_id: str, reason: str = ...) -> None: ...
+
+    def wait_for_job(self, job_id: str) -> Any: ...
+
+
 class Services:
     """The services that one client has started, and how it finds others."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Owner) -> None:
         self._client = client
         self._jobs: dict[str, Job] = {}
         self.lookup = ClientLookup(client)

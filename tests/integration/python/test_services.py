@@ -16,8 +16,8 @@ import ciel
 from ciel.access.keys import Key, Role
 from ciel.client.connection.dialing import Dialer
 from ciel.client.errors import AccessRefusedError
+from ciel.client.services.classes import NotInServiceError
 from ciel.python.options import OptionError
-from ciel.python.services import NotInServiceError
 from ciel.testing.homes import wait_for
 
 WITHIN_S = 30.0
