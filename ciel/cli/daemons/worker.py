@@ -257,7 +257,7 @@ class Worker:
         spool.open()
         logs, self._offers = JobLogs(reactor, spool.logs_directory(options.log)), self._resources()
         store = self._open_store()
-        about = self._about(control, address.host, key, cluster_id)
+        about = self._variables(control, address.host, key, cluster_id)
         launching = self._keep(self._launching(ticks, about, store))
         executors = _executors_here()
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
@@ -547,7 +547,7 @@ class Worker:
             share_space(self._reactor, cores, neighbours)
         return cores
 
-    def _about(self, control: str, host: str, key: Key, cluster_id: str) -> dict[str, str]:
+    def _variables(self, control: str, host: str, key: Key, cluster_id: str) -> dict[str, str]:
         """Return the variables that tell programs about the cluster."""
         path = self._spool.path
         return {

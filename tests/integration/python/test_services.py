@@ -14,9 +14,11 @@ import pytest
 
 import ciel
 from ciel.access.keys import Key, Role
+from ciel.client.connection.connection import open_connection
 from ciel.client.connection.dialing import Dialer
 from ciel.client.errors import AccessRefusedError
 from ciel.client.services.classes import NotInServiceError
+from ciel.core.events import Ask
 from ciel.python.options import OptionError
 from ciel.testing.homes import wait_for
 
@@ -214,6 +216,7 @@ def _refuses_strangers(client: ciel.Client, row: dict[str, Any]) -> None:
             Dialer(address, key, role, cluster_id, about).dial(5.0)
     with pytest.raises(AccessRefusedError, match="another replica"):
         Dialer(address, own, Role.SERVICE, cluster_id, {**about, "instance": "x 1"}).dial(5.0, 0)
+    _is_refused_other_questions(client, own)
     for garbage in (b"\x00" * 5000, b"\xff" * 9, b"GET / HTTP/1.1\r\n\r\n"):
         with socket.create_connection((host, int(port)), 5.0) as channel:
             channel.sendall(garbage)
@@ -227,6 +230,19 @@ def _refuses_strangers(client: ciel.Client, row: dict[str, Any]) -> None:
     while line.channel.recv(4096):
         pass
     line.channel.close()
+
+
+def _is_refused_other_questions(client: ciel.Client, key: Key) -> None:
+    """The key that tasks have for services asks the master about nothing else."""
+    lost: list[Exception] = []
+    where = client.location
+    connection = open_connection(
+        where.control, key, lambda messages: None, lost.append,
+        role=Role.SERVICE, cluster_id=where.cluster_id,
+    )  # fmt: skip
+    connection.send(Ask(1, "status", None))
+    wait_for(lambda: lost, "the end of the connection")
+    assert "only about services" in str(lost[0])
 
 
 def test_wrong_options_are_refused_where_they_are_written() -> None:
