@@ -15,6 +15,8 @@ from ciel.core.tasks import TaskSpec, TaskState
 from ciel.core.wanted import WantedObjects
 
 JOB_NAME_MAX_LENGTH = 200
+AFTER_MAX = 1000
+"""How many jobs one job can follow."""
 KINDS_MAX = 1000
 """The number of kinds of tasks in one job that are counted separately."""
 REASON_LISTED_MAX_LENGTH = 1000
@@ -64,6 +66,13 @@ class CallerContext(NamedTuple):
     replaces_env: bool = True
 
 
+class Predecessor(NamedTuple):
+    """A job that has to end before another one starts: completed, or `in_any_way`."""
+
+    job: JobId
+    in_any_way: bool = False
+
+
 class JobSpec(NamedTuple):
     """The description of a job by its client.
 
@@ -71,7 +80,9 @@ class JobSpec(NamedTuple):
     when all its wanted objects exist. A `detached` job continues without its client; any other
     job is cancelled `CLIENT_GRACE_S` after its client has disconnected. `keep`: intermediate
     objects stay until the job is removed. `context`: if None, programs run in private directories
-    and with the environment of the worker, as for packages and scripts.
+    and with the environment of the worker, as for packages and scripts. `after`: no task of the job
+    starts before these jobs have ended; the job is cancelled if one of them did not end as needed.
+    `max_fails`: the job is cancelled when more of its tasks have failed; negative: never.
     """
 
     id: JobId
@@ -81,6 +92,8 @@ class JobSpec(NamedTuple):
     keep: bool
     scheduling: Scheduling = DEFAULT_SCHEDULING
     context: CallerContext | None = None
+    after: tuple[Predecessor, ...] = ()
+    max_fails: int = -1
 
 
 class Kind(NamedTuple):
@@ -112,6 +125,7 @@ class Job:
 
     __slots__ = (
         "as_wanter",
+        "awaited",
         "by_kind",
         "counted",
         "counts",
@@ -136,6 +150,7 @@ class Job:
         "tasks",
         "totals",
         "uncounted",
+        "unmet",
         "unsettled",
         "uploads",
         "wanted",
@@ -156,7 +171,10 @@ class Job:
         self.reason = ""
         self.is_cancelled = False  # its tasks were cancelled, so lost objects are not recomputed
         self.lost: list[ObjectId] = []  # lost while it is cancelled: errors until a retry
-        self.postponed: dict[ObjectId, None] | None = None  # demanded during a retry
+        # Objects that were demanded during a retry, or before all predecessors have ended.
+        self.postponed: dict[ObjectId, None] | None = None
+        self.awaited: dict[JobId, Predecessor] = {}  # predecessors that have not ended
+        self.unmet = ""  # why the job cannot start: how a predecessor ended
         self.created_at_s = now_s
         self.ended_at_s: float | None = None
         self.counts = dict.fromkeys(TaskState, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ciel.core.ids import JobId, ObjectId, child_id, job_output_id, root_task_id
-from ciel.core.jobs import Job, JobSpec
+from ciel.core.jobs import Job, JobSpec, Predecessor
 from ciel.core.naming import arguments_digest
 from ciel.core.offers.labels import read_label
 from ciel.core.offers.resources import read_offer
@@ -27,10 +27,11 @@ EXECUTOR = "stdinout"
 
 def a_job_spec(
     job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False,
-    scheduling: Scheduling = DEFAULT_SCHEDULING,
+    scheduling: Scheduling = DEFAULT_SCHEDULING, after: Iterable[Predecessor] = (),
+    max_fails: int = -1,
 ) -> JobSpec:  # fmt: skip
     """Describe a job; open by default."""
-    return JobSpec(JobId(job), "", open, detached, keep, scheduling)
+    return JobSpec(JobId(job), "", open, detached, keep, scheduling, None, tuple(after), max_fails)
 
 
 def a_job(

@@ -21,7 +21,15 @@ from ciel.core.ids import (
     content_ordinal,
     output_ids,
 )
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobState, JobSummary
+from ciel.core.jobs import (
+    AFTER_MAX,
+    JOB_NAME_MAX_LENGTH,
+    CallerContext,
+    JobSpec,
+    JobState,
+    JobSummary,
+    Predecessor,
+)
 from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
@@ -272,12 +280,18 @@ def job_fields(spec: JobSpec) -> list[Any]:
     how = spec.scheduling
     scheduling = 0 if how == DEFAULT_SCHEDULING else [how.policy, dict(how.options)]
     fields = [spec.id, spec.name, spec.open, spec.detached, spec.keep, scheduling]
+    if spec.after or spec.max_fails != -1:
+        after = [[*predecessor] for predecessor in spec.after]
+        return [*fields, context_fields(spec.context), after, spec.max_fails]
     return fields if spec.context is None else [*fields, context_fields(spec.context)]
 
 
 def read_job(fields: list[Any]) -> JobSpec:
     """Read a job from the fields of a record; raises DecodeError or InvalidIdError."""
-    job_id, name, is_open, detached, keep, scheduling, *context = fields
+    job_id, name, is_open, detached, keep, scheduling, *others = fields
+    if len(others) < 3:
+        others = [*(others or [0]), [], -1]
+    context, after, max_fails = others
     check_id(job_id)
     if type(name) is not str or len(name) > JOB_NAME_MAX_LENGTH:
         raise DecodeError(
@@ -285,10 +299,22 @@ def read_job(fields: list[Any]) -> JobSpec:
         )
     if not all(type(flag) is bool for flag in (is_open, detached, keep)):
         raise DecodeError("a job's options must be true or false")
+    if type(max_fails) is not int or max_fails < -1:
+        raise DecodeError("the number of failures that a job may have must be a number from -1")
     return JobSpec(
         job_id, name, is_open, detached, keep, _read_scheduling(scheduling),
-        read_context(*context) if context else None,
+        read_context(context), _read_after(after), max_fails,
     )  # fmt: skip
+
+
+def _read_after(value: Any) -> tuple[Predecessor, ...]:
+    if not isinstance(value, list) or len(value) > AFTER_MAX:
+        raise DecodeError(f"a job can follow a list of at most {AFTER_MAX} jobs")
+    for item in value:
+        if not isinstance(item, list) or len(item) != 2 or type(item[1]) is not bool:
+            raise DecodeError("a job that another one follows must be an id, and true or false")
+        check_id(item[0])
+    return tuple([Predecessor(*item) for item in value])
 
 
 def context_fields(context: CallerContext | None) -> int | list[Any]:

@@ -56,7 +56,7 @@ from ciel.core.events import (
     WorkersUnreached,
 )
 from ciel.core.ids import JobId, TaskId
-from ciel.core.jobs import CallerContext, JobSpec, JobState, JobSummary
+from ciel.core.jobs import CallerContext, JobSpec, JobState, JobSummary, Predecessor
 from ciel.core.masters import Succession
 from ciel.core.scheduling import DEFAULT_SCHEDULING, read_scheduling
 from ciel.core.tasks import Mentions, Needs, TaskState
@@ -155,7 +155,18 @@ levels = st.fixed_dictionaries({"name": texts, "used_bytes": counts, "capacity_b
 messages: dict[type, st.SearchStrategy[Message]] = {
     SubmitJob: st.builds(
         SubmitJob,
-        st.builds(JobSpec, jobs, texts, flags, flags, flags, st.sampled_from(SCHEDULED), contexts),
+        st.builds(
+            JobSpec,
+            jobs,
+            texts,
+            flags,
+            flags,
+            flags,
+            st.sampled_from(SCHEDULED),
+            contexts,
+            st.lists(st.builds(Predecessor, jobs, flags), max_size=3).map(tuple),
+            st.integers(-1, 9),
+        ),
     ),
     AddTask: st.builds(AddTask, specs, refs),
     WantObjects: st.builds(WantObjects, jobs, several_ids),

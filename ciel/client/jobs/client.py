@@ -13,7 +13,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -63,7 +63,7 @@ from ciel.core.events import (
     WatchJob,
 )
 from ciel.core.ids import JobId
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobSummary
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobSummary, Predecessor
 from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value, with_text
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.wire.descriptors import read_summary
@@ -181,15 +181,19 @@ class JobClient:
     def job(
         self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = "",
         scheduling: Scheduling = DEFAULT_SCHEDULING, context: CallerContext | None = None,
+        after: Iterable[Predecessor] = (), max_fails: int = -1,
     ) -> Job:  # fmt: skip
         """Submit an empty job, which accepts tasks until it is closed.
 
         `store`: see `Job.store`. `scheduling`: see `core.scheduling`. `context`: where its programs
-        run, see `jobs.caller_context`.
+        run, see `jobs.caller_context`. `after`: jobs that end before its first task starts.
+        `max_fails`: the job is cancelled when more of its tasks have failed; negative: never.
         """
         name = name[:JOB_NAME_MAX_LENGTH]
         job_id = JobId(secrets.token_hex(16))
-        spec = JobSpec(job_id, name, True, detached, keep, scheduling, context)
+        spec = JobSpec(
+            job_id, name, True, detached, keep, scheduling, context, tuple(after), max_fails
+        )
         job = Job(self, spec, self._changed)
         job.store = store
         with self._changed:

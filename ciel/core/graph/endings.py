@@ -40,7 +40,7 @@ def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
     """Return the objects that a job waits for and that no task will produce.
 
     They have no producer, or depend on each other. Return nothing if the job waits for an object
-    that another job is producing.
+    that another job is producing, or will produce when its predecessors have ended.
     """
     missing: dict[ObjectId, None] = {}
     for object_id in job.wanted:
@@ -53,7 +53,7 @@ def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
         producer = graph.objects.nodes[object_id].producer
         if producer is None:
             orphans.append(object_id)
-        elif producer.state in (RUNNABLE, ASSIGNED):
+        elif producer.state in (RUNNABLE, ASSIGNED) or producer.job.postponed is not None:
             return []
         elif producer.state is WAITING:
             for source in producer.spec.inputs:

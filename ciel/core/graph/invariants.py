@@ -76,6 +76,7 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
                     yield f"T2 {task_id} waits for {object_id}, which exists"
                 producer = graph.objects.nodes[object_id].producer
                 is_deferred = bool(graph.demanding) or task.job in graph.cancelling | graph.retrying
+                is_deferred |= producer is not None and producer.job.postponed is not None
                 if producer is not None and producer.state not in ACTIVE and not is_deferred:
                     yield f"T3 {task_id} waits for {object_id}, its producer is {producer.state}"
         elif task in graph.waiting:
@@ -108,5 +109,6 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
         for object_id in unsettled:
             producer = graph.objects.nodes[object_id].producer
             is_deferred = bool(graph.demanding) or job in graph.cancelling | graph.retrying
+            is_deferred |= producer is not None and producer.job.postponed is not None
             if producer is not None and producer.state not in ACTIVE and not is_deferred:
                 yield f"J3 {object_id} is wanted, its producer is {producer.state}"

@@ -227,7 +227,12 @@ class TaskGraph:
             return
         job.unsettled += 1
         producer = node.producer
-        if producer is not None and producer.state is DORMANT and not producer.spec.inputs:
+        if (
+            producer is not None
+            and producer.state is DORMANT
+            and not producer.spec.inputs
+            and producer.job.postponed is None
+        ):
             self.make_runnable(producer)  # the usual case for the elements of an array
         else:
             self.demand((object_id,))
@@ -259,7 +264,7 @@ class TaskGraph:
             producer = node.producer
             if producer is None or not node.is_future:
                 continue
-            if producer.job.postponed is not None:  # its failed inputs may not be reset yet
+            if producer.job.postponed is not None:  # a retry or a predecessor has not ended
                 producer.job.postponed[object_id] = None
                 continue
             if producer.state is DORMANT or producer.state is DONE:

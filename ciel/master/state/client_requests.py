@@ -121,7 +121,11 @@ class ClientRequests:
                 self._operations.cancel(self._jobs.find(job_id), reason)
 
     def _submit(self, client: str, message: SubmitJob) -> None:
-        job = self._jobs.by_id.get(message.spec.id) or self._jobs.create(message.spec)
+        job = self._jobs.by_id.get(message.spec.id)
+        if job is None:
+            for predecessor in message.spec.after:
+                self._jobs.find(predecessor.job)
+            job = self._jobs.create(message.spec)
         self._jobs.subscriptions.own(client, job)
         self._jobs.subscriptions.watch(client, job)
         self._context.send(client, JobChanged(summarise(job)))

@@ -14,7 +14,7 @@ from ciel.core.graph import invariants
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId
-from ciel.core.jobs import JobState
+from ciel.core.jobs import ENDED, Job, JobState
 from ciel.core.refs import Failure
 from ciel.core.tasks import FINISHED, RUNNABLE, Mentions
 from ciel.master.state.machine import MasterMachine
@@ -123,8 +123,22 @@ def _stalled(master: MasterMachine) -> Problems:
             if task.state is RUNNABLE:
                 yield task.spec.id, "it waits for a resource, although all workers are idle"
     for job in () if master.membership.awaited else master.jobs.values():
-        if job.state is JobState.ACTIVE and not job.open and job.wanted:
+        if job.awaited:
+            yield from _wrongly_held(master, job)
+        elif job.state is JobState.ACTIVE and not job.open and job.wanted:
             if not job.unsettled:
                 yield job.spec.id, "all its wanted objects exist, but it has not ended"
             elif not job.is_busy:
                 yield job.spec.id, "none of its tasks can run, but it has not ended"
+
+
+def _wrongly_held(master: MasterMachine, job: Job) -> Problems:
+    """Find what is wrong with a job that waits for predecessors: nothing else would start it."""
+    if job.state in ENDED:
+        yield job.spec.id, "it has ended, but waits for predecessors"
+    elif job.postponed is None:
+        yield job.spec.id, "it waits for predecessors, but its tasks may start"
+    for job_id in job.awaited:
+        earlier = master.jobs.get(job_id)
+        if earlier is None or earlier.state in ENDED:
+            yield job.spec.id, f"it waits for {job_id}, which has ended"

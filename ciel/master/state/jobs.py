@@ -15,13 +15,14 @@ from ciel.core.events import (
     TaskPrinted,
 )
 from ciel.core.history import with_reason
-from ciel.core.ids import ObjectId
+from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import (
     ENDED,
     JOB_TRANSITIONS,
     Job,
     JobSpec,
     JobState,
+    Predecessor,
     is_selector,
     summarise,
 )
@@ -34,6 +35,13 @@ from ciel.master.state.workers import WorkerNode
 
 PROGRESS_INTERVAL_S = 0.2
 JOBS_MAX = 100_000
+
+
+def unmet_text(predecessor: Predecessor, earlier: Job) -> str:
+    """Explain why a job cannot start after an earlier job that has ended; return "" if it can."""
+    if predecessor.in_any_way or earlier.state is JobState.COMPLETED:
+        return ""
+    return f"job {earlier.number}, which has to complete first, is {earlier.state}"
 
 
 class Jobs:
@@ -52,6 +60,8 @@ class Jobs:
         self.subscriptions = Subscriptions()
         self._released_later: dict[ObjectId, Job] = {}  # released when running tasks produce them
         self._released: list[tuple[Job, ObjectId]] = []
+        self.unmet: list[Job] = []  # jobs that can never start; emptied by the owner
+        self._followers: dict[JobId, list[Job]] = {}  # by an unfinished job: jobs that wait for it
         self._progress_due: dict[str, Job] = {}
         self._progress_at_s = 0.0
 
@@ -82,7 +92,45 @@ class Jobs:
         self.by_id[spec.id] = job
         self.totals[job.state] += 1
         self._context.journal.append(SubmitJob(spec))
+        if spec.after:
+            self._hold(job)
         return job
+
+    def _hold(self, job: Job) -> None:
+        """Postpone what a new job demands until its predecessors have ended."""
+        job.postponed = {}
+        for predecessor in job.spec.after:
+            earlier = self.by_id.get(predecessor.job)
+            if earlier is None:
+                continue  # a removed job has ended
+            job.awaited[predecessor.job] = predecessor
+            if earlier.state not in ENDED:
+                self._followers.setdefault(predecessor.job, []).append(job)
+        for predecessor in list(job.awaited.values()):
+            earlier = self.by_id[predecessor.job]
+            if earlier.state in ENDED:
+                self._predecessor_ended(earlier, job)
+        self._let_start(job)
+
+    def _predecessor_ended(self, earlier: Job, job: Job) -> None:
+        predecessor = job.awaited.pop(earlier.spec.id)
+        unmet = unmet_text(predecessor, earlier)
+        if unmet and not job.unmet:
+            job.unmet = unmet
+            self.unmet.append(job)
+
+    def _let_start(self, job: Job) -> None:
+        """Let a job demand its objects, unless it waits for predecessors or one of them failed."""
+        if job.unmet:
+            return
+        if job.awaited:
+            earlier = [f"job {self.by_id[job_id].number}" for job_id in job.awaited]
+            job.reason = f"waits for the end of {', '.join(earlier)}"
+            return
+        job.reason = ""
+        postponed, job.postponed = job.postponed, None
+        self._context.graph.demand(reversed(postponed or ()))
+        self._context.touch(job)
 
     def move(self, job: Job, state: JobState) -> None:
         """Change the state of a job; raises CielError if the transition is not allowed."""
@@ -97,6 +145,9 @@ class Jobs:
         context, job_id = self._context, job.spec.id
         self.move(job, state)
         job.reason = reason
+        if job.spec.after:
+            job.postponed, job.unmet = None, ""
+            job.awaited.clear()
         job.ended_at_s = context.now_s
         job.history.record(context.now_s, with_reason(str(state), reason))
         if context.graph.objects.fixed:
@@ -118,6 +169,10 @@ class Jobs:
         self._ended_at_s.pop(job_id, None)
         self._ended_at_s[job_id] = context.now_s
         context.journal.append(JobChanged(summarise(job)))
+        for follower in self._followers.pop(job_id, ()):
+            if job_id in follower.awaited:  # else it has ended itself
+                self._predecessor_ended(job, follower)
+                self._let_start(follower)
 
     def take_ended_before(self, time_s: float) -> Iterator[Job]:
         """Yield the jobs that ended before a time; each end counts once."""
@@ -140,6 +195,18 @@ class Jobs:
         self.subscriptions.disown(job_id)
         self.subscriptions.remove_watchers(job_id)
         self._context.touched.pop(job_id, None)
+
+    def why_too_early(self, job: Job) -> str:
+        """Explain which predecessor forbids that a job starts now; return "" if none does."""
+        for predecessor in job.spec.after:
+            earlier = self.by_id.get(predecessor.job)
+            if earlier is None:
+                continue
+            if earlier.state not in ENDED:
+                return f"job {earlier.number} has to end first"
+            if unmet := unmet_text(predecessor, earlier):
+                return f"{unmet}: retry that job first"
+        return ""
 
     # --- announcements ----------------------------------------------------------------------------
 

@@ -30,6 +30,12 @@ from ciel.master.state.workers import AttemptKey
 StopJob = Callable[[Job, str], Iterator[AttemptKey | None]]
 
 
+def too_many_text(job: Job) -> str:
+    """Explain why a job of which too many tasks have failed is cancelled."""
+    failed, allowed = job.counts[TaskState.FAILED], job.spec.max_fails
+    return f"{failed} tasks failed, and {allowed} may (max-fails)"
+
+
 class JobOperations:
     """Starts operations on jobs, and decides at the end of each tick which jobs have ended."""
 
@@ -77,6 +83,10 @@ class JobOperations:
             if job.state is JobState.ACTIVE:
                 if awaits_workers:
                     context.touch(job)
+                elif 0 <= job.spec.max_fails < job.counts[TaskState.FAILED]:
+                    self.cancel(job, too_many_text(job))
+                elif job.awaited or job.unmet:
+                    self._jobs.announce_later(job)
                 elif job not in self._judged:  # otherwise its operation calls `touch` again
                     self._judge(job)
             elif job.state is JobState.CANCELLING:
@@ -85,6 +95,9 @@ class JobOperations:
             elif job.state in ENDED and not job.unsettled:
                 # An object that was lost after the end of the job exists again.
                 self._jobs.announce(job)
+        while self._jobs.unmet:  # a cancelled job may have followers itself
+            job = self._jobs.unmet.pop()
+            self.cancel(job, job.unmet)
         self._jobs.announce_progress()
 
     def _judge(self, job: Job) -> None:
@@ -258,6 +271,8 @@ class JobOperations:
         self._retry(job, task.outputs)
 
     def _retry(self, job: Job, objects: Sequence[ObjectId] | None = None) -> None:
+        if why := self._jobs.why_too_early(job):
+            raise CannotRetryError(job.number, why)
         refused: list[CannotRetryError] = []
         self._bulk.start(self._retrying(job, refused, objects))
         if refused:

@@ -35,6 +35,7 @@ CLIENT_SILENT_S = 30.0
 """After this time without a message, the master closes a client's connection."""
 
 Problems = Iterator[tuple[str, str]]
+POLL_S = 0.1  # how often a client checks whether a predecessor of its job was submitted
 USE_MEAN_S = 0.3  # how long the client uses a result
 COPIES = 2
 """How many copies of a replicated upload are to exist."""
@@ -129,6 +130,11 @@ class FakeClient:
     def _say(self, message: Message, index: int) -> None:
         if self.is_gone:
             return
+        if isinstance(message, SubmitJob) and not self._world.submitted.issuperset(
+            predecessor.job for predecessor in message.spec.after
+        ):
+            self._world.timeline.after(POLL_S, self._say, message, index)
+            return
         self._steps_said += 1
         if isinstance(message, AddTask):
             inputs = message.spec.inputs
@@ -187,6 +193,7 @@ class FakeClient:
                     self._world.timeline.after(self._world.mean(USE_MEAN_S), self._use, ref.id)
             case JobChanged(summary):
                 self.summary = summary
+                self._world.submitted.add(summary.id)
             case RequestRefused(job, reason):
                 raise Violation(job, f"the master refused a client's request: {reason}")
 

@@ -74,6 +74,7 @@ def check_master(master: MasterMachine, witness: Witness) -> None:
         *invariants.problems(master),
         *_remembered(master, witness),
         *_assignments(master, witness),
+        *_early_starts(master, witness),
     ):
         raise Violation(subject, text)
 
@@ -94,6 +95,17 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
     for job_id in master.job_table.subscriptions.jobs():
         if job_id not in master.jobs:
             yield job_id, "it was removed, and still has subscriptions"
+
+
+def _early_starts(master: MasterMachine, witness: Witness) -> Problems:
+    """Yield the jobs that have started before a predecessor has ended."""
+    for job in master.jobs.values():
+        for predecessor in job.spec.after:
+            earlier = master.jobs.get(predecessor.job)
+            if earlier is None or earlier.state in ENDED or earlier.spec.id in witness.retried:
+                continue
+            if job.counts[ASSIGNED] or job.counts[DONE]:
+                yield job.spec.id, f"it has started, although {earlier} has not ended"
 
 
 def _assignments(master: MasterMachine, witness: Witness) -> Problems:

@@ -68,6 +68,7 @@ class Options:
     hand_over_share: float = 0.0  # of results that the plan does not name again
     cancel_share: float = 0.0  # of jobs
     detached_share: float = 0.3
+    after_share: float = 0.0  # of jobs: they start when the previous one has ended
     healing_share: float = 0.0  # of jobs: failed tasks succeed after a retry
     retry_share: float = 0.0  # of failed jobs; some of them twice
     remove_share: float = 0.0  # of ended jobs
@@ -237,6 +238,11 @@ SCENARIOS: dict[str, Options] = {
         client_cut_interval_s=6.0,
     ),
     "restarts": replace(_CALM, journal=True, crash_interval_s=1.5, flap_share=0.1),
+    "followers": replace(
+        _CALM, journal=True, jobs=5, tasks_per_job=8, after_share=0.8, failing_share=0.02,
+        cancel_share=0.2, crash_interval_s=1.0, power_share=0.5, sync_mean_s=0.02,
+        compaction_interval_s=0.5, kill_interval_s=4.0, steps_per_tick=5,
+    ),
     "compactions": replace(
         _CALM, journal=True, crash_interval_s=1.0, power_share=0.5, sync_mean_s=0.02,
         compaction_interval_s=0.3, hand_over_share=0.5, release_share=0.4, cancel_share=0.2,

@@ -187,6 +187,10 @@ class Simulation:
             expected.add(JobState.FAILED)
         if plan.is_cancelled or client.is_gone or client.away_max_s >= CLIENT_GRACE_S:
             expected.add(JobState.CANCELLED)
+        for predecessor in job.spec.after:
+            earlier = self.master.machine.jobs[predecessor.job]
+            if not predecessor.in_any_way and earlier.state is not JobState.COMPLETED:
+                expected = {JobState.CANCELLED}
         if job.state not in expected:
             raise Violation(job.spec.id, f"it is {job.state} ({job.reason}), not {expected}")
         if not client.is_gone:

@@ -24,7 +24,7 @@ from ciel.core.events import (
     WantObjects,
 )
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.jobs import JobSpec
+from ciel.core.jobs import JobSpec, Predecessor
 from ciel.core.offers.resources import read_amounts, read_offer
 from ciel.core.refs import Fixed, Future, Reference, Value
 from ciel.core.scheduling import (
@@ -302,7 +302,7 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
     how = _draw_scheduling(options, Random(f"{job} {chance.getstate()[1][3]}"))
     spec_of_job = JobSpec(
         job, "", phases > 1 or chance.random() < 0.7, chance.random() < options.detached_share,
-        chance.random() < 0.1, how,
+        chance.random() < 0.1, how, None, _draw_predecessors(options, job, number),
     )  # fmt: skip
     if spec_of_job.open:
         steps.append(Step(chance.choice((0.0, 1.0)), CloseJob(job)))
@@ -310,6 +310,13 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
     return Plan(
         spec_of_job, tuple(steps), uploads, replicated, tuple(wanted), is_cancelled, heals, truth
     )
+
+
+def _draw_predecessors(options: Options, job: JobId, number: int) -> tuple[Predecessor, ...]:
+    chance = Random(f"{job} after")
+    if not number or chance.random() >= options.after_share:
+        return ()
+    return (Predecessor(JobId(f"job{number - 1}"), chance.random() < 0.5),)
 
 
 def _draw_scheduling(options: Options, chance: Random) -> Scheduling:

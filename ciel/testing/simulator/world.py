@@ -65,6 +65,7 @@ class World(Generic[W]):
         self.faults: list[str] = []  # all faults so far, with their times
         self.witness = Witness()
         self.timeline = Timeline()
+        self.submitted: set[str] = set()  # jobs that the master has confirmed
         self.serving: dict[str, W] = {}  # by address
         self.disks: dict[tuple[str, str], HostDisk] = {}  # by host, and what tasks name
         self.powerless: set[str] = set()  # workers on hosts that do not answer any more

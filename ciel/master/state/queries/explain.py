@@ -58,6 +58,8 @@ def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
     """Explain why a task is in its state, one line for each reason."""
     match task.state:
         case TaskState.DORMANT:
+            if task.job.awaited:
+                return [f"its job {task.job.reason}"]
             return ["no job or task needs its outputs, so it does not run"]
         case TaskState.WAITING:
             return _why_waiting(machine, task)
