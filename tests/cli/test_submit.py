@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from ciel.cli.commands import submit
 from ciel.cli.outcome import UsageError
 from ciel.cli.submission.numbers import number_ranges
 from ciel.cli.submission.options import parse
+from ciel.cli.submission.programs import files_of, program_of
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_a_program_with_a_slash_is_found_from_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert submit._program(["./run", "./arg"]) == [f"{tmp_path}/run", "./arg"]
-    assert submit._program(["run"]) == ["run"]
+    assert program_of(["./run", "./arg"]) == [f"{tmp_path}/run", "./arg"]
+    assert program_of(["run"]) == ["run"]
 
 
 def test_what_cannot_be_a_program_is_said() -> None:
     with pytest.raises(UsageError, match="name is empty"):
-        submit._program([""])
+        program_of([""])
 
 
 def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
     first, second = tmp_path / "a/f", tmp_path / "b/f"
-    assert submit._files([first]) == {"f": first}
+    assert files_of([first]) == {"f": first}
     with pytest.raises(UsageError, match="has the same name"):
-        submit._files([first, second])
+        files_of([first, second])
     with pytest.raises(UsageError, match="does not exist"):
-        submit._files([tmp_path / "none"])
+        files_of([tmp_path / "none"])
     with pytest.raises(UsageError, match="is not a regular file"):
-        submit._files([tmp_path])
+        files_of([tmp_path])
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,23 @@ from ciel.cli.submission import standard_input
 from ciel.cli.submission.collected_files import CollectedFiles, patterns_of
 from ciel.cli.submission.elements import (
     Element,
+    Grouped,
     Known,
     Lines,
     Pieces,
+    Source,
     Template,
+    batches,
+    combined,
     has_place,
+    known,
     substitute,
 )
+from ciel.cli.submission.followed import predecessors
+from ciel.cli.submission.halting import Halt, Halting
 from ciel.cli.submission.options import needs_of, parse
 from ciel.cli.submission.outputs import Outputs
+from ciel.cli.submission.programs import files_of, program_of
 from ciel.cli.submission.result_files import ResultFiles
 from ciel.client.client import Client
 from ciel.client.errors import JobEndedError
@@ -49,24 +57,31 @@ _PIECES_PER_SLOT = 2
 """How many pieces of standard input are submitted at a time for each slot of the cluster: more
 pieces would only fill the store."""
 
-Elements = Known | Lines | Pieces
-
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Submit the job; unless `--detach` is given, wait for its results and print them."""
     args = parse(words)
+    if args.file is not None:
+        from ciel.cli.jobfiles.command import submit_file  # few commands need it
+
+        return submit_file(args)
     env = assignments("--env", args.env, os.environ)
     is_array = args.is_array
     element_inputs, inputs = _split(args.inputs, is_array)
     element_objects, objects = _split(args.objects, is_array)
-    files = _files([Path(path) for path in inputs])
-    argv = _program(args.program, files)
+    files = files_of([Path(path) for path in inputs])
+    template = Template(program_of(args.program, files), env)
     context = _context(args)
-    elements = _elements(args)
-    if is_array and not args.pipe and args.each_line != "-":
+    elements = _elements(args, template)
+    if args.dry_run:
+        from ciel.cli.submission.dry_run import print_commands  # few commands need it
+
+        names = [each.partition("=")[0] for each in args.env]
+        print_commands(elements, template, names, args.cwd)
+        return Status.DONE
+    if is_array and not args.pipe and "-" not in args.each_line:
         standard_input.warn_if_unread()
-    files_out = ResultFiles(args.out, is_array) if args.out and not args.collect else None
-    name = args.name or visible(os.path.basename(argv[0]))
+    name = args.name or visible(os.path.basename(args.program[0]))
     connector = connect if args.detach else connect_or_start
     client = connector(args, "ciel submit")
     with closing(client):
@@ -77,45 +92,53 @@ def main(prog: str, words: Sequence[str]) -> int:
         job = client.job(
             name[:JOB_NAME_MAX_LENGTH], detached=args.detach, keep=args.keep, store=args.store,
             scheduling=read_scheduling(args.policy), context=context,
+            after=predecessors(client, args), max_fails=args.max_fails,
         )  # fmt: skip
-        template = Template(argv, env)
+        per_element = _PerElement(element_inputs, element_objects)
+        run = _task_adder(client, job, elements, args, template, references, per_element, stdin)
         with cancelling(client, job):
-            run = _task_adder(
-                client,
-                job,
-                elements,
-                args,
-                template,
-                references,
-                _PerElement(element_inputs, element_objects),
-                stdin,
-            )
-            if files_out is not None:
-                run = files_out.clearing(run)
-            collected = None
-            if args.collect:
-                collected = CollectedFiles(client, job, args)
-                run = collected.clearing(run)
-            array = Array(
-                client, job, elements, run, in_order=_in_order(args),
-                at_once=_at_once(client, args), keeps=not args.pipe,
-                beside=archive_of if args.collect else None,
-            )  # fmt: skip
-            elements.start(client.wake)
-            if args.detach:
-                array.submit()
-                return report_detached(
-                    client, job, args.json, "output --follow" if args.follow else "wait"
-                )
-            outputs = Outputs(client, job, files_out, args, collected)
-            return _run_attached(client, job, array, elements, template, outputs, args)
+            return _run(client, job, elements, template, run, args)
+
+
+def _run(
+    client: Client,
+    job: Job,
+    elements: Source,
+    template: Template,
+    run: Callable[[Element], Future],
+    args: argparse.Namespace,
+) -> int:
+    """Submit the elements by `run`, and wait for them unless `--detach` is given."""
+    files_out = None
+    if args.out is not None and not args.collect:
+        files_out = ResultFiles(args.out, args.is_array, with_errors=args.results is not None)
+        run = files_out.clearing(run)
+    collected = None
+    if args.collect:
+        collected = CollectedFiles(client, job, args)
+        run = collected.clearing(run)
+    halts = [] if args.halt is None else [args.halt]
+    if args.max_fails >= 0:  # the master stops the job, too, but knows only what was submitted
+        option = f"--max-fails {args.max_fails}"
+        halts.append(Halt(True, "fail", args.max_fails + 1, False, option))
+    halting = Halting(job, halts, lambda: elements.total, 2 if args.collect else 1)
+    array = Array(
+        client, job, elements, run, in_order=_in_order(args), at_once=_at_once(client, args),
+        keeps=not args.pipe, beside=archive_of if args.collect else None, ending=halting,
+    )  # fmt: skip
+    elements.start(client.wake)
+    if args.detach:
+        array.submit()
+        return report_detached(client, job, args.json, "output --follow" if args.follow else "wait")
+    outputs = Outputs(client, job, files_out, args, collected, halting)
+    return _run_attached(client, job, array, elements, template, outputs, args)
 
 
 def _run_attached(
     client: Client,
     job: Job,
     array: Array[Element],
-    elements: Elements,
+    elements: Source,
     template: Template,
     outputs: Outputs,
     args: argparse.Namespace,
@@ -125,13 +148,17 @@ def _run_attached(
         if args.joblog is not None:
             from ciel.cli.submission.joblog import JobLog  # few commands need it
 
-            outputs.joblog = stack.enter_context(JobLog(args.joblog, client, job, template))
+            continues = args.resume or args.resume_failed
+            log = JobLog(args.joblog, client, job, template, continues=continues)
+            outputs.joblog = stack.enter_context(log)
         running = RunningCount(client, args.slots)
 
         def counts() -> Counts:
             return _counts(job, array, elements, running)
 
-        progress = stack.enter_context(Progress(job.name, counts, quiet=args.quiet))
+        progress = stack.enter_context(
+            Progress(job.name, counts, quiet=args.quiet, has_bar=args.bar)
+        )
         following = None
         if args.follow:
             from ciel.cli.output.following import Following  # few commands need it
@@ -143,14 +170,21 @@ def _run_attached(
             )
             job.on_growing = following.begin
             stack.callback(following.raise_error)  # the error caused the cancellation
-        if args.stderr:
+        if args.results is not None:
+            client.show_prints(job, each=outputs.put_error)
+        elif args.stderr:
             client.show_prints(job, progress, lambda task: task.name if args.is_array else "")
-        for batch in array.results():
-            if following is not None:
-                outputs.printed_bytes = {ref.id: following.finish(ref.id) for _, ref in batch}
-            progress.aside(partial(outputs.put, batch))
+        try:
+            for batch in array.results():
+                if following is not None:
+                    outputs.printed_bytes = {ref.id: following.finish(ref.id) for _, ref in batch}
+                progress.aside(partial(outputs.put, batch))
+        except JobEndedError as error:
+            if not outputs.halting.has_stopped(error.reason):
+                raise
         summary = job.wait()
-    if OF_JOB_STATE[summary.state] == Status.CANCELLED:
+    is_halted = outputs.halting.has_stopped(summary.reason)
+    if OF_JOB_STATE[summary.state] == Status.CANCELLED and not is_halted:
         raise JobEndedError(summary.number, summary.state, summary.reason)
     outputs.list_failures(array.submitted)
     if job.notices:
@@ -158,7 +192,10 @@ def _run_attached(
     if args.json:
         # The client may have taken the last results after the end of the job.
         print_summary(client, summary._replace(handed_over=array.handed_over))
-    return Status.FAILED if outputs.failed_count else OF_JOB_STATE[summary.state]
+    if (halt := outputs.halting.reached) is not None:
+        say(f"{outputs.halting.reason}: not all elements ran")
+        return Status.DONE if halt.kind == "success" else outputs.status
+    return outputs.status or OF_JOB_STATE[summary.state]
 
 
 class _PerElement:
@@ -178,7 +215,7 @@ class _PerElement:
         """
         if not (self._inputs or self._objects):
             return references
-        files = _files([Path(substitute(path, element)) for path in self._inputs])
+        files = files_of([Path(substitute(path, element)) for path in self._inputs])
         wanted = [substitute(assignment, element) for assignment in self._objects]
         found = _objects(client, wanted, {**files, **dict.fromkeys(references, Path())})
         return {
@@ -221,6 +258,9 @@ def _at_once(client: Client, args: argparse.Namespace) -> int:
     """Return how many submitted elements may be unfinished at a time."""
     limits = [args.jobs or 0, args.array.at_once if args.array is not None else 0]
     at_once = min([limit for limit in limits if limit], default=UNSETTLED_MAX)
+    if args.halt is not None and not args.halt.is_now:
+        limits.append(max(1, client.slot_count() // args.slots))
+        at_once = min([limit for limit in limits if limit])
     if args.pipe and not args.detach:
         at_once = min(at_once, max(1, client.slot_count()) * _PIECES_PER_SLOT)
     return at_once
@@ -229,7 +269,7 @@ def _at_once(client: Client, args: argparse.Namespace) -> int:
 def _task_adder(
     client: Client,
     job: Job,
-    elements: Elements,
+    elements: Source,
     args: argparse.Namespace,
     template: Template,
     references: Mapping[str, Reference],
@@ -263,14 +303,31 @@ def _task_adder(
 # --- the program and its files --------------------------------------------------------------------
 
 
-def _elements(args: argparse.Namespace) -> Elements:
+def _elements(args: argparse.Namespace, template: Template) -> Source:
+    """Return the elements that the options name, without those of `--resume`."""
+    elements = _all_elements(args)
+    if args.halt is not None and args.halt.is_share:
+        elements = known(elements)
+    if args.resume or args.resume_failed:
+        from ciel.cli.submission.resuming import remaining  # few commands need it
+
+        return remaining(args.joblog, elements, template, repeats_failed=args.resume_failed)
+    return elements
+
+
+def _all_elements(args: argparse.Namespace) -> Source:
     if args.array is not None:
         return Known.numbers(args.array)
-    if args.each_line is not None:
-        return Lines(args.each_line, b"\0" if args.null else b"\n")
     if args.pipe:
         return Pieces(args.block or _BLOCK_BYTES)
-    return Known([Element(1, None)], 1)
+    end = b"\0" if args.null else b"\n"
+    inputs = [Lines(name, end, args.colsep) for name in args.each_line]
+    if not inputs:
+        return Known([Element(1, None)], 1)
+    if len(inputs) > 1:
+        found = [[each for batch in batches(lines) for each in batch] for lines in inputs]
+        return combined(found)
+    return Grouped(inputs[0], args.max_args) if args.max_args else inputs[0]
 
 
 def _context(args: argparse.Namespace) -> CallerContext:
@@ -294,24 +351,6 @@ def _say_deleted(text: str, args: argparse.Namespace) -> None:
     say(f"{text.strip()}; without {option} the program runs in this directory, where they stay")
 
 
-def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> list[str]:
-    """Check and return the command line.
-
-    A program name with a slash is a path relative to the current directory, unless `--in` sends
-    that file: then the task's directory contains it.
-    """
-    program, *arguments = words
-    if not program:
-        raise UsageError("the program's name is empty")
-    if "/" not in program:
-        return [program, *arguments]
-    path = os.path.abspath(program)
-    for name, sent in (files or {}).items():
-        if path in (os.path.abspath(name), os.path.abspath(sent)):
-            return [f"./{name}", *arguments]
-    return [path, *arguments]
-
-
 def _objects(
     client: Client, wanted: Sequence[str], files: Mapping[str, Path]
 ) -> dict[str, Reference]:
@@ -332,23 +371,11 @@ def _objects(
     return found
 
 
-def _files(paths: Sequence[Path]) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for path in paths:
-        if not path.is_file():
-            reason = "it is not a regular file" if path.exists() else "the file does not exist"
-            raise UsageError(f"--in {path}: {reason}")
-        if path.name in files:
-            raise UsageError(f"--in {path}: {files[path.name]} has the same name")
-        files[path.name] = path
-    return files
-
-
 # --- results --------------------------------------------------------------------------------------
 
 
 def _counts(
-    job: Job, array: Array[Element], elements: Elements, running_count: RunningCount
+    job: Job, array: Array[Element], elements: Source, running_count: RunningCount
 ) -> Counts:
     summary = job.summary
     assigned = summary.counts.get(str(TaskState.ASSIGNED), 0) if summary else 0

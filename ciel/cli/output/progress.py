@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
@@ -28,6 +29,7 @@ _PLAIN_S = 30.0  # between two lines on a stream that is not a terminal
 _POLL_S = 0.5
 _RATE_OVER_S = 20.0  # the time span over which the rate is measured
 _DEFAULT_COLUMNS = 80
+_BAR_WIDTH = 20
 _RED, _GREEN, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _ERASE = "\r\x1b[K"
 
@@ -93,6 +95,27 @@ def progress_text(name: str, counts: Counts, elapsed_s: float, per_s: float | No
     return f"{visible(name)}: {', '.join(parts)}"
 
 
+def bar_text(counts: Counts, per_s: float | None, now: datetime) -> str:
+    """Return a bar with the share of ended tasks, and the time at which the last one will end.
+
+    `per_s`: how many tasks end in a second. A job that still grows has no bar.
+    """
+    if counts.growing or not counts.total:
+        return ""
+    ended = counts.done + counts.failed
+    filled = _BAR_WIDTH * ended // counts.total
+    bar = f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {100 * ended // counts.total}% "
+    left = counts.total - ended
+    if not (ended and per_s and left):
+        return bar
+    try:
+        end = now + timedelta(seconds=left / per_s)
+    except OverflowError:
+        return bar
+    form = "%H:%M:%S" if end.date() == now.date() else "%Y-%m-%d %H:%M"
+    return f"{bar}ends {end.strftime(form)} "
+
+
 def summary_text(name: str, counts: Counts, elapsed_s: float) -> str:
     """Return the line that stays when the job has ended."""
     failed = f", {counts.failed} failed" if counts.failed else ""
@@ -121,9 +144,11 @@ class Progress:
         *,
         quiet: bool = False,
         has_summary: bool = True,
+        has_bar: bool = False,
         stream: TextIO | None = None,
     ) -> None:
         self._has_summary = has_summary
+        self._has_bar = has_bar
         self._name = name
         self._counts = counts
         self._stream = stream or sys.stderr
@@ -205,6 +230,8 @@ class Progress:
         past_s, past_ended = self._past[0]
         per_s = (counts.done + counts.failed - past_ended) / max(now_s - past_s, 1e-3)
         text = progress_text(self._name, counts, now_s - self._start_s, per_s)
+        if self._has_bar and self._live:
+            text = bar_text(counts, per_s, datetime.now()) + text
         try:
             if self._live:
                 text = self._paint(cut(text, self._columns() - 1))

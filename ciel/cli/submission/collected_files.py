@@ -30,7 +30,8 @@ def patterns_of(given: Sequence[str], element: Element) -> list[str]:
 
     Special characters in the element itself have no meaning.
     """
-    escaped = element._replace(text=glob.escape(element.text or ""))
+    values = tuple([glob.escape(value) for value in element.values])
+    escaped = element._replace(text=glob.escape(element.text or ""), values=values)
     patterns = [
         substitute(pattern, escaped) if element.text is not None else pattern for pattern in given
     ]

@@ -13,19 +13,21 @@ import stat
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, product
+from math import prod
+from typing import Final, NamedTuple, Protocol
 
 from ciel.cli.outcome import UsageError, say
 from ciel.cli.submission.numbers import Numbers
+from ciel.cli.submission.replacements import expand, places_in, replace
 
 WORD_MAX_BYTES: Final = (128 << 10) - 1
 """The longest argument or variable of a program: MAX_ARG_STRLEN of Linux, without the NUL."""
 
-_PLACE = re.compile(r"\{#?\}")
 _NUMBER_MAX_LENGTH = 20
 _BLOCK_BYTES = 64 << 10
+_AT_ONCE = 1000
 _BLOCKS_MAX = 4  # read before their lines are taken
 
 
@@ -33,18 +35,19 @@ class Element(NamedTuple):
     """One run of the program.
 
     `text` is None for a single program. `content`: its piece of standard input, with `--pipe`.
+    `values`: what `{1}`, `{2}`, … stand for; empty if the element is a single value.
     """
 
     number: int
     text: str | None
     content: bytes | None = None
+    values: tuple[str, ...] = ()
 
 
 class Template:
     """A command line and variables with placeholders for an element.
 
-    `{}` is replaced by the element, and `{#}` by its number. The program, the first word, stays
-    unchanged.
+    `replacements` lists them. The program, the first word, stays unchanged.
     """
 
     def __init__(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -53,7 +56,7 @@ class Template:
         self._places = [i for i, word in enumerate(words) if i and has_place(word)]
         self._named = [name for name, value in self._env.items() if has_place(value)]
         filled = [words[i] for i in self._places] + [f"{n}={self._env[n]}" for n in self._named]
-        copies = max([1, *(word.count("{}") for word in filled)])
+        copies = max([1, *(places_in(word) for word in filled)])
         longest = max([32, *(len(os.fsencode(word)) for word in filled)])
         longest += _NUMBER_MAX_LENGTH * max([0, *(word.count("{#}") for word in filled)])
         self._harmless_length = (WORD_MAX_BYTES - longest) // copies // 4  # UTF-8 takes up to 4
@@ -66,8 +69,8 @@ class Template:
         words, env = self._words.copy(), self._env.copy()
         if element.text is None:
             return words, env
-        for i in self._places:
-            words[i] = substitute(words[i], element)
+        for i in reversed(self._places):
+            words[i : i + 1] = expand(words[i], element.number, element.text, element.values)
         for name in self._named:
             env[name] = substitute(env[name], element)
         env["CIEL_INDEX"], env["CIEL_ELEMENT"] = str(element.number), element.text
@@ -84,15 +87,12 @@ class Template:
 
 def has_place(word: str) -> bool:
     """Return whether a string has a placeholder for an element or its number."""
-    return _PLACE.search(word) is not None
+    return "{" in word and places_in(word) > 0
 
 
 def substitute(word: str, element: Element) -> str:
-    """Insert an element into an argument; placeholders in the element itself stay unchanged."""
-    text = element.text or ""
-    if word == "{}":
-        return text
-    return _PLACE.sub(lambda match: str(element.number) if match[0] == "{#}" else text, word)
+    """Insert an element into a text; placeholders in the element itself stay unchanged."""
+    return replace(word, element.number, element.text or "", element.values)
 
 
 class Known:
@@ -213,13 +213,16 @@ class Lines(Input):
     """The lines of a file as elements.
 
     A CR at the end of a line belongs to the element. `end`: the byte that ends each element, a
-    newline or a NUL.
+    newline or a NUL. `separator`: a pattern between the values of a line, with `--colsep`.
     """
 
-    def __init__(self, name: str, end: bytes = b"\n") -> None:
+    def __init__(
+        self, name: str, end: bytes = b"\n", separator: re.Pattern[str] | None = None
+    ) -> None:
         super().__init__("--each-line", name)
         self._kind = "line" if end == b"\n" else "element"
         self._end = end
+        self._separator = separator
         self._rest = b""  # of a line without an end so far
         self._has_warned = False  # of a carriage return
 
@@ -247,7 +250,97 @@ class Lines(Input):
                 f"{self._name} line {self._taken} ends with a carriage return, which is part of "
                 "the element, as with xargs; tr -d '\\r' removes it"
             )
-        return Element(self._taken, os.fsdecode(content))
+        text = os.fsdecode(content)
+        values = () if self._separator is None else tuple(self._separator.split(text))
+        return Element(self._taken, text, None, values)
+
+
+class Grouped:
+    """Elements of another source, so many together as the values of one."""
+
+    def __init__(self, source: Lines, size: int) -> None:
+        self.total: int | None = None
+        self._source = source
+        self._size = size
+        self._values: list[str] = []  # of the next elements
+        self._taken = 0
+        self.start = source.start
+        self.is_ready = source.is_ready
+
+    def take(self, count: int) -> list[Element]:
+        found = self._source.take(count * self._size - len(self._values))
+        self._values += [each.text or "" for each in found]
+        taken = []
+        while len(self._values) >= self._size or (self._values and self._source.ended):
+            self._taken += 1
+            values, self._values = self._values[: self._size], self._values[self._size :]
+            taken.append(Element(self._taken, " ".join(values), None, tuple(values)))
+        if self.ended:
+            self.total = self._taken
+        return taken
+
+    @property
+    def ended(self) -> bool:
+        return self._source.ended and not self._values
+
+    def place(self, element: Element) -> str:
+        """Return a name of an element for messages."""
+        return f"element {element.number}"
+
+
+class Source(Protocol):
+    """The elements of an array."""
+
+    @property
+    def total(self) -> int | None:
+        """The number of elements; None while it is unknown."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all elements were taken."""
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Start to read; another thread may call `wake` when elements are available."""
+
+    def take(self, count: int) -> list[Element]:
+        """Return the available elements, at most `count`; raises UsageError, OSError."""
+
+    def is_ready(self) -> bool:
+        """Return whether elements are available, or the source has ended."""
+
+    def place(self, element: Element) -> str:
+        """Return a name of an element for messages."""
+
+
+def batches(source: Source) -> Iterator[list[Element]]:
+    """Yield all elements of a source, and wait for them; raises UsageError, OSError."""
+    arrived = threading.Event()
+    source.start(arrived.set)
+    while not source.ended:
+        arrived.clear()
+        if batch := source.take(_AT_ONCE):
+            yield batch
+        elif not source.ended:
+            arrived.wait()
+
+
+def known(source: Source) -> Known:
+    """Read a source to its end."""
+    found = [element for batch in batches(source) for element in batch]
+    return Known(found, len(found))
+
+
+def combined(sources: Sequence[Sequence[Element]]) -> Known:
+    """Return an element for each combination of elements; those of the last vary fastest."""
+
+    def elements() -> Iterator[Element]:
+        for number, several in enumerate(product(*sources), 1):
+            values = tuple(
+                [value for each in several for value in each.values or (each.text or "",)]
+            )
+            yield Element(number, " ".join(values), None, values)
+
+    return Known(elements(), prod([len(source) for source in sources]))
 
 
 class Pieces(Input):

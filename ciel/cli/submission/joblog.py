@@ -38,8 +38,12 @@ class _Attempt(NamedTuple):
 class JobLog:
     """Writes the lines as results arrive; a context manager that opens and closes the file."""
 
-    def __init__(self, path: str, client: Client, job: Job, template: Template) -> None:
+    def __init__(
+        self, path: str, client: Client, job: Job, template: Template, *, continues: bool = False
+    ) -> None:
+        """`continues`: lines are added to those of an earlier run."""
         self._path = path
+        self._mode = "ab" if continues else "wb"
         self._client = client
         self._job = job
         self._template = template
@@ -50,10 +54,11 @@ class JobLog:
 
     def __enter__(self) -> Self:
         try:
-            self._file = open(self._path, "wb")
+            self._file = open(self._path, self._mode)
         except OSError as error:
             raise UsageError(f"--joblog {self._path}: {error.strerror}") from None
-        self._write(COLUMNS)
+        if not self._file.tell():
+            self._write(COLUMNS)
         return self
 
     def __exit__(
@@ -88,7 +93,7 @@ class JobLog:
 
     def _write(self, row: Sequence[str]) -> None:
         assert self._file is not None
-        line = "\t".join([cell.replace("\t", " ").replace("\n", " ") for cell in row])
+        line = "\t".join([cell(text) for text in row])
         self._file.write(os.fsencode(line) + b"\n")
 
     def _ask(self) -> None:
@@ -114,6 +119,11 @@ class JobLog:
                 self._hosts[row["worker"]] = row["netloc"].rpartition(":")[0]
         place = self._hosts.get(worker, "")
         return socket.gethostname() if place in ("127.0.0.1", "[::1]", "localhost") else place
+
+
+def cell(text: str) -> str:
+    """Return a text as it stands in a column."""
+    return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
 
 
 def _ending(ref: Reference) -> tuple[str, str]:

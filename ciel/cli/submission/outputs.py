@@ -13,17 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ciel.cli.outcome import say
+from ciel.cli.outcome import Status, say
 from ciel.cli.output.printing import JSON_OUTPUT_MAX_BYTES, json_content, print_json, write_output
 from ciel.cli.output.tables import cut
 from ciel.cli.submission.collected_files import CollectedFiles
 from ciel.cli.submission.elements import Element
+from ciel.cli.submission.halting import Halting
 from ciel.cli.submission.result_files import ResultFiles
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError
 from ciel.client.jobs import Job
 from ciel.client.jobs.failed_output import output_of
 from ciel.core.errors import CielError
+from ciel.core.events import JobPrinted
 from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value
 from ciel.execution.report import visible
 
@@ -56,7 +58,9 @@ class Outputs:
         files: ResultFiles | None,
         args: argparse.Namespace,
         collected: CollectedFiles | None = None,
+        halting: Halting | None = None,
     ) -> None:
+        self.halting = Halting(job, (), lambda: None, 1) if halting is None else halting
         self.joblog: JobLog | None = None
         self.failed_count = 0
         self.printed_bytes: Mapping[str, int] = {}
@@ -76,6 +80,8 @@ class Outputs:
 
         `list_failures` prints their errors later.
         """
+        if self.halting.is_reached():  # elements that were cancelled for it did not fail
+            batch = [(element, ref) for element, ref in batch if not _is_cancelled(ref)]
         if self.joblog is not None:
             self.joblog.note(batch)
         short: list[bytes] = []  # printed by one call
@@ -97,6 +103,16 @@ class Outputs:
                 self._put_printed(element, found)
         if short:
             write_output(b"".join(short))
+
+    def put_error(self, printed: JobPrinted, text: str) -> None:
+        """Write standard error of an element to its file."""
+        if printed.is_stderr and self._files is not None:
+            self._files.write_error(printed.name, text)
+
+    @property
+    def status(self) -> int:
+        """The exit status that the elements cause."""
+        return Status.FAILED if self.failed_count else Status.DONE
 
     def list_failures(self, total: int) -> None:
         """Print the errors of failed elements, unless JSON lines have them."""
@@ -205,6 +221,10 @@ class Outputs:
             print_json(line | failure | (json_content("output", printed) if printed else {}))
         else:
             print_json(line | {"state": "done"} | read)
+
+
+def _is_cancelled(ref: Reference) -> bool:
+    return isinstance(ref, Failure) and ref.reason == "CANCELLED"
 
 
 def _name(element: Element) -> str:

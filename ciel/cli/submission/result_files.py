@@ -16,6 +16,8 @@ from ciel.cli.submission.elements import Element, has_place, substitute
 from ciel.client.data.files import whole_file
 
 _T = TypeVar("_T")
+ERROR: Final = ".err"
+"""The suffix of a file with the standard error of a run; there is none if it is empty."""
 FAILED: Final = ".failed"
 """The suffix of a file with the output of a failed run."""
 
@@ -27,8 +29,10 @@ class ResultFiles:
     name with `{}` or `{#}` in it.
     """
 
-    def __init__(self, out: str, is_array: bool) -> None:
+    def __init__(self, out: str, is_array: bool, *, with_errors: bool = False) -> None:
+        """`with_errors`: each file has another one with standard error beside it."""
         self._out = out
+        self._errors: dict[str, Path] | None = {} if with_errors else None  # by number
         self._is_template = is_array and has_place(out)
         self._may_repeat = self._is_template and "{#}" not in out
         self._owners: dict[int, int] = {}  # by the hash of a file name: its element
@@ -67,7 +71,11 @@ class ResultFiles:
         if self._is_template and path.parent not in self._directories:
             make_directory(path.parent)
             self._directories.add(path.parent)
-        for old in (path, _failed(path)):
+        old_files = [path, _failed(path)]
+        if self._errors is not None:
+            self._errors[str(element.number)] = path.with_name(f"{path.name}{ERROR}")
+            old_files.append(self._errors[str(element.number)])
+        for old in old_files:
             try:
                 old.unlink(missing_ok=True)
             except (OSError, ValueError) as error:
@@ -77,6 +85,12 @@ class ResultFiles:
     def write(self, element: Element, chunks: Iterable[bytes]) -> Path:
         """Write the output of a run; return the path."""
         return write_whole(self.path(element), chunks)
+
+    def write_error(self, number: str, text: str) -> None:
+        """Add lines to the file with the standard error of an element."""
+        if self._errors is not None and number in self._errors:
+            with open(self._errors[number], "a", encoding="utf-8") as file:
+                file.write(text)
 
     def write_failed(self, element: Element, chunks: Iterable[bytes]) -> Path:
         """Write the output of a failed run, with the suffix `FAILED`."""

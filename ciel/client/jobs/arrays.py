@@ -55,6 +55,16 @@ class Source(Protocol[E]):
         """Whether all elements were taken."""
 
 
+class Ending(Protocol):
+    """Decides that an array ends before its source."""
+
+    def is_reached(self) -> bool:
+        """Whether no more elements are to be submitted; called as results arrive, must not wait."""
+
+    def stop(self) -> None:
+        """Called once, after the last element was submitted."""
+
+
 class Array(Generic[E]):
     """Submits the elements of a source to a job, as fast as the job runs them.
 
@@ -62,7 +72,7 @@ class Array(Generic[E]):
     otherwise as they arrive. `at_once`: how many elements at most are submitted and not settled.
     `keeps`: if false, results are released however few there are. `beside` returns another output
     of an element's task, which the job wants as well. A source calls `Client.wake` when it has
-    become ready.
+    become ready. `ending`: when to submit no more elements.
     """
 
     def __init__(
@@ -76,6 +86,7 @@ class Array(Generic[E]):
         at_once: int = UNSETTLED_MAX,
         keeps: bool = True,
         beside: Callable[[Future], Future] | None = None,
+        ending: Ending | None = None,
     ) -> None:
         self._client = client
         self._job = job
@@ -87,6 +98,7 @@ class Array(Generic[E]):
         self._beside = beside
         self.wanted_each = 1 if beside is None else 2
         """How many objects the job wants for each element."""
+        self._ending = ending
         self._closed = False
         self._ordered: deque[tuple[E, Future]] = deque()  # elements that were not yielded
         self._unordered: dict[ObjectId, E] = {}  # the same, if the order does not matter
@@ -114,6 +126,8 @@ class Array(Generic[E]):
         JobEndedError, RequestRefusedError, ConnectionLostError.
         """
         while True:
+            if self._is_to_stop():
+                self._stop()
             if room := self._room:
                 self._submit_batch(room)
             if batch := self._take_results():
@@ -126,6 +140,16 @@ class Array(Generic[E]):
         self._release()
 
     # --- elements ---------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """Submit no more elements; the job ends when it has the results of those submitted."""
+        self._closed = True
+        self._job.close()
+        if self._ending is not None:
+            self._ending.stop()
+
+    def _is_to_stop(self) -> bool:
+        return not self._closed and self._ending is not None and self._ending.is_reached()
 
     @property
     def _waiting_count(self) -> int:
@@ -186,7 +210,8 @@ class Array(Generic[E]):
         self._client.take_time(min(_LATE_MAX_S, _LATE_S_EACH * self._waiting_count))
 
         def is_due() -> bool:
-            return self._has_result() or (self._room > 0 and self._source.is_ready())
+            has_room = self._room > 0 and self._source.is_ready()
+            return self._has_result() or has_room or self._is_to_stop()
 
         self._job.wait_until(is_due, None, "the next result")
 

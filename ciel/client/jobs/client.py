@@ -426,15 +426,16 @@ class JobClient:
         job: Job,
         sink: Sink | None = None,
         label: Callable[[JobPrinted], str] | None = None,
+        each: Callable[[JobPrinted, str], object] | None = None,
     ) -> None:
         """Forward the output of a job's tasks, line by line (see `jobs.output_forwarding`).
 
-        The first call for a client sets `sink` and `label`.
+        The first call for a client sets `sink`, `label` and `each`.
         """
         if self._prints is None:
             from ciel.client.jobs.output_forwarding import OutputForwarder
 
-            self._prints = OutputForwarder(self.location.key, self._deliver_now, sink, label)
+            self._prints = OutputForwarder(self.location.key, self._deliver_now, sink, label, each)
         job.is_printed = True
         self.send(WatchJob(job.id, prints=True))
 

@@ -175,6 +175,7 @@ class Job(Shown):
         store: str = "",
         streams: bool = False,
         collects: Sequence[str] = (),
+        after: Sequence[Reference] = (),
     ) -> Future:
         """Add an ordinary program, and return its standard output, which the caller must want.
 
@@ -185,7 +186,8 @@ class Job(Shown):
         `memory` or `disk`, instead of the job's `store`. The program receives texts with surrogate
         escapes (see `os.fsdecode`) as the original bytes. `streams`: the output can be read while
         the program writes it, see `on_growing`. `collects`: names or patterns of files that the
-        program creates; `archive_of` returns their archive.
+        program creates; `archive_of` returns their archive. `after`: objects that have to exist
+        before the program starts, although it does not read them.
         """
         words = [to_value(word) if isinstance(word, str) else word for word in command_line]
         args: dict[str, Any] = {"command_line": words}
@@ -209,12 +211,16 @@ class Job(Shown):
         if streams:
             args["stream_output"] = True
         arguments: dict[str, Any] = {"args": args}
+        read = {ref.id for ref in all_references(arguments)} if after else set()
+        unread = [ref for ref in after if ref.id not in read]
+        if unread:
+            arguments["after"] = unread
         if collects:
             args["collects"] = [to_value(pattern) for pattern in collects]
             arguments["n_outputs"] = 2
         return self.add(
             "stdinout", arguments, n_outputs=2 if collects else 1, needs=needs,
-            mentions=Mentions.NOTHING, name=name,
+            mentions=Mentions.NOTHING, name=name, apart=unread,
         )[0]  # fmt: skip
 
     def add(

@@ -57,7 +57,8 @@ class OutputForwarder:
 
     `deliver` receives the messages that arrived after some output. `sink`: where all output is
     written; None: the current `sys.stdout` and `sys.stderr`. `label` returns the text in brackets
-    before each line; for an empty text the brackets are left out.
+    before each line; for an empty text the brackets are left out. `each` receives the lines of a
+    message in place of a sink.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class OutputForwarder:
         deliver: Callable[[list[Message]], None],
         sink: Sink | None = None,
         label: Callable[[JobPrinted], str] | None = None,
+        each: Callable[[JobPrinted, str], object] | None = None,
     ) -> None:
+        self._each = each
         self._key = key
         self._deliver = deliver
         self._sink = sink
@@ -130,13 +133,26 @@ class OutputForwarder:
             if not queued:
                 return
             for printed, behind in _grouped(queued):
-                for is_stderr, some in groupby(printed, lambda message: message.is_stderr):
+                for message in printed if self._each is not None else ():
+                    self._give(message)
+                for is_stderr, some in (
+                    ()
+                    if self._each is not None
+                    else groupby(printed, lambda message: message.is_stderr)
+                ):
                     self._write("".join([self._text_of(message) for message in some]), is_stderr)
                 if behind:
                     try:
                         self._deliver(behind)
                     except BaseException:  # a user's callback; other messages follow
                         traceback.print_exc()
+
+    def _give(self, printed: JobPrinted) -> None:
+        assert self._each is not None
+        try:
+            self._each(printed, printed.text or self._fetched(printed))
+        except OSError as error:
+            _say(f"the output of {label_of(printed)} cannot be written: {error}")
 
     def _text_of(self, printed: JobPrinted) -> str:
         text = printed.text or self._fetched(printed)
