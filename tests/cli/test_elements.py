@@ -1,5 +1,6 @@
 import io
 import os
+import re
 import sys
 import threading
 import time
@@ -16,10 +17,13 @@ from ciel.cli.submission import elements
 from ciel.cli.submission.elements import (
     WORD_MAX_BYTES,
     Element,
+    Grouped,
     Known,
     Lines,
     Pieces,
     Template,
+    combined,
+    known,
     substitute,
 )
 from ciel.cli.submission.numbers import number_ranges
@@ -278,3 +282,48 @@ def test_a_failing_read_is_raised_where_lines_are_taken(monkeypatch: pytest.Monk
     lines.start(lambda: None)
     with pytest.raises(OSError, match="Input/output error: 'standard input'"):
         all_of(lines)
+
+
+def _all(source: elements.Source) -> list[Element]:
+    return [element for batch in elements.batches(source) for element in batch]
+
+
+def _file(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return str(path)
+
+
+def test_a_separator_splits_lines_into_values(tmp_path: Path) -> None:
+    name = _file(tmp_path / "lines", b"a, b\nc\n,\n")
+    found = _all(Lines(name, separator=re.compile(", ?")))
+    assert [each.values for each in found] == [("a", "b"), ("c",), ("", "")]
+    assert [each.text for each in found] == ["a, b", "c", ","]
+
+
+def test_lines_are_grouped_and_the_last_group_may_be_shorter(tmp_path: Path) -> None:
+    name = _file(tmp_path / "lines", b"a\nb\nc\nd\ne\n")
+    found = _all(Grouped(Lines(name), 2))
+    assert [(each.number, each.text, each.values) for each in found] == [
+        (1, "a b", ("a", "b")),
+        (2, "c d", ("c", "d")),
+        (3, "e", ("e",)),
+    ]
+    assert _all(Grouped(Lines(_file(tmp_path / "none", b"")), 2)) == []
+
+
+def test_inputs_are_combined_and_the_last_varies_fastest() -> None:
+    first = [Element(1, "a"), Element(2, "b")]
+    second = [Element(1, "c,d", None, ("c", "d")), Element(2, "e", None, ("e",))]
+    source = combined([first, second])
+    assert source.total == 4
+    assert [each.values for each in _all(source)] == [
+        ("a", "c", "d"),
+        ("a", "e"),
+        ("b", "c", "d"),
+        ("b", "e"),
+    ]
+
+
+def test_a_source_that_is_read_to_its_end_knows_its_size(tmp_path: Path) -> None:
+    source = known(Lines(_file(tmp_path / "lines", b"a\0b\0"), b"\0"))
+    assert (source.total, [each.text for each in _all(source)]) == (2, ["a", "b"])

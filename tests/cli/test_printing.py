@@ -1,9 +1,10 @@
 import io
 import time
+from datetime import datetime
 
 import pytest
 
-from ciel.cli.output.progress import Counts, Progress, progress_text
+from ciel.cli.output.progress import Counts, Progress, bar_text, progress_text
 from ciel.cli.output.tables import duration, table
 
 
@@ -98,3 +99,28 @@ def test_quiet_shows_nothing_on_a_terminal_either() -> None:
     with Progress("x", lambda: Counts(0, 0, 0, 1), quiet=True, stream=terminal):
         time.sleep(0.3)
     assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    "counts, per_s, text",
+    [
+        (Counts(5, 1, 5, 20), 2.0, "[##########..........] 50% ends 12:00:05 "),
+        (Counts(0, 1, 0, 20), None, "[....................] 0% "),
+        (Counts(20, 0, 0, 20), 2.0, "[####################] 100% "),
+        (Counts(1, 0, 0, 20), 1e-4, "[#...................] 5% ends 2026-03-03 16:46 "),
+        (Counts(1, 0, 0, 20), 1e-300, "[#...................] 5% "),
+        (Counts(5, 1, 5, 20, growing=True), 2.0, ""),
+    ],
+)
+def test_a_bar_says_how_much_is_done_and_when_it_ends(
+    counts: Counts, per_s: float | None, text: str
+) -> None:
+    assert bar_text(counts, per_s, datetime(2026, 3, 1, 12)) == text
+
+
+def test_only_a_terminal_shows_a_bar() -> None:
+    for stream, has_bar in ((Terminal(), True), (io.StringIO(), False)):
+        progress = Progress("j", lambda: Counts(1, 0, 0, 2), has_bar=True, stream=stream)
+        progress._draw(Counts(1, 0, 0, 2))
+        assert ("50%" in stream.getvalue()) is has_bar
+        assert "1 done" in stream.getvalue()

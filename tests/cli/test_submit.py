@@ -1,8 +1,11 @@
 import argparse
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from ciel.cli.commands import submit
 from ciel.cli.outcome import UsageError
 from ciel.cli.submission.numbers import number_ranges
 from ciel.cli.submission.options import parse
@@ -104,6 +107,21 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
         (["--detach", "-j", "2", "--", "p"], "-j (or %N in --array) needs a command that waits"),
         (["--array", "1-2", "--name", "n{}", "p"], "--name is the name of the job"),
         (["-0", "p"], "-0 is only valid with --each-line"),
+        (["--colsep", ",", "p"], "--colsep is only valid with --each-line"),
+        (["--each-line", "f", "--colsep", "(,)", "p"], "write (?:…) instead of (…)"),
+        (["--each-line", "f", "--colsep", "x*", "p"], "matches nothing, so it separates nothing"),
+        (["--each-line", "f", "--colsep", "[", "p"], "'[' is not a regular expression"),
+        (["--each-line", "-", "--each-line", "-", "p"], "standard input can be read only once"),
+        (["--each-line", "f", "-n", "2", "-C", ",", "p"], "-n takes whole lines of one input"),
+        (["--resume", "p"], "--resume needs the log of the earlier run"),
+        (["--halt", "often", "p"], "'often': write never, or now or soon with a condition"),
+        (["--pipe", "--halt", "now,fail=1%", "p"], "--pipe does not know how many pieces there"),
+        (["--detach", "--halt", "now,fail=1", "p"], "--halt (--max-fails holds also then) needs a"),
+        (["--results", "r", "--out", "o", "p"], "not allowed with argument"),
+        (["--results", "r", "--stderr", "p"], "--results writes all that a run prints to files"),
+        (["--check", "p"], "--check examines a job file"),
+        (["--file", "f", "p"], "the job file says what runs: remove the program"),
+        (["--file", "f", "--slots", "2"], "the job file takes the place of --slots: remove it"),
         (["--block", "1M", "p"], "--block is only valid with --pipe"),
         (["--pipe", "--array", "1-2", "p"], "not allowed with argument"),
         (["--slots", "0", "--", "p"], "'0' is not a number from 1 to 1024"),
@@ -168,3 +186,32 @@ def test_options_of_the_program_are_its_own() -> None:
 def test_a_name_that_cannot_be_sent_is_said() -> None:
     with pytest.raises(UsageError, match="--name is not UTF-8"):
         parse(["--name", "\udcff", "--", "p"])
+
+
+def test_a_dry_run_prints_the_commands_for_a_shell_and_needs_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CIEL_MASTER", "http://127.0.0.1:1")
+    (tmp_path / "files").write_bytes(b"a.txt\0d/b c.tar.gz\0it's\xff\0")
+    (tmp_path / "convert").write_text("#!/bin/sh\nprintf '<%s>' \"$@\"\n")
+    (tmp_path / "convert").chmod(0o755)
+    words = ["--after", "last", "--each-line", "files", "-0", "--max-fails", "10", "--dry-run"]
+    assert submit.main("ciel submit", [*words, "--", "./convert", "{}", "{/.}.png"]) == 0
+    commands = capfdbinary.readouterr().out
+    program = os.fsencode(tmp_path) + b"/convert"
+    assert commands.splitlines() == [
+        program + b" a.txt a.png",
+        program + b" 'd/b c.tar.gz' 'b c.tar.png'",
+        program + b" 'it'\"'\"'s\xff' 'it'\"'\"'s\xff.png'",
+    ]
+    shell = subprocess.run(["sh"], input=commands, capture_output=True, check=True)
+    assert shell.stdout == b"<a.txt><a.png><d/b c.tar.gz><b c.tar.png><it's\xff><it's\xff.png>"
+
+
+def test_a_dry_run_names_the_directory_and_the_variables(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dry-run", "--cwd", str(tmp_path), "--env", "A=x {}", "--array", "1-1", "echo", "{}"]
+    assert submit.main("ciel submit", words) == 0
+    assert capfd.readouterr().out == f"cd {tmp_path} && A='x 1' echo 1\n"

@@ -18,7 +18,7 @@ from ciel.cli.jobs.detached import print_summary, report_detached
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
 from ciel.cli.output.printing import print_text, write_output
 from ciel.cli.output.progress import Progress
-from ciel.cli.output.tables import cut
+from ciel.cli.output.tables import count_text, cut
 from ciel.cli.submission.elements import Element, Template
 from ciel.cli.submission.followed import predecessors
 from ciel.cli.submission.halting import BY_MAX_FAILS
@@ -108,10 +108,10 @@ def _command(template: Template, task: Task, element: Element) -> str:
 
 def _summary(job: JobFile) -> Iterator[str]:
     """Describe each task by some lines: its first command, and what it follows and needs."""
-    counts = f"{len(job.tasks)} tasks, {job.run_count} runs"
+    counts = f"{count_text(len(job.tasks), 'task')}, {count_text(job.run_count, 'run')}"
     yield f"{job.name}: {counts}" if job.name else counts
     for task in job.tasks:
-        times = f" ({len(task.elements)} runs)" if task.is_array else ""
+        times = f" ({count_text(len(task.elements), 'run')})" if task.is_array else ""
         yield f"{task.name}{times}"
         for element in task.elements[:1]:
             text = _command(Template(task.command, task.env), task, element)
@@ -130,4 +130,5 @@ def _needs(task: Task) -> Iterator[str]:
     for limit in LIMITS:
         value = getattr(task.needs, limit.name)
         if value != getattr(DEFAULT_NEEDS, limit.name):
-            yield f"{limit.name}={value}"
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            yield f"{limit.option.removeprefix('--') or limit.name}={shown}"

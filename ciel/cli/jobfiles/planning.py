@@ -59,7 +59,9 @@ def _missing_run(task: Task, source: Source, earlier: Task) -> str:
         return f"{earlier.name} is no array: write {earlier.name!r}"
     numbers = {element.number for element in earlier.elements}
     if source.element != SAME_NUMBER:
-        return "" if int(source.element) in numbers else "it has no run with that number"
+        return (
+            "" if int(source.element) in numbers else f"{earlier.name} has no run {source.element}"
+        )
     if not task.is_array:
         return f"{task.name} is no array itself: write {earlier.name}, or {earlier.name}:7"
     missing = next((each.number for each in task.elements if each.number not in numbers), None)
@@ -115,11 +117,12 @@ def _shared_files(tasks: Sequence[Task]) -> Iterator[Fault]:
     owners: dict[str, str] = {}
     for task in tasks:
         for element in task.elements if task.out else ():
-            path = os.path.abspath(substitute(task.out, element))
+            shown = substitute(task.out, element)
+            path = os.path.abspath(shown)
             run = f"run {element.number} of {task.name}"
             if path in owners:
                 yield Fault(
-                    task.line, f"out: {owners[path]} and {run} would both be written to {path}"
+                    task.line, f"out: {owners[path]} and {run} would both be written to {shown}"
                 )
                 break
             owners[path] = run

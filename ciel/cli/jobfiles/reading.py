@@ -149,7 +149,7 @@ class _Reader:
         try:
             return [each for batch in batches(Lines(name, end, separator)) for each in batch]
         except (UsageError, OSError) as error:
-            self._fault((*path, "each_line"), str(error).removeprefix("--"))
+            self._fault((*path, "each_line"), str(error).replace("--each-line", "each_line"))
             return []
 
     def _sources(self, entry: dict[str, Any], path: Path, key: str) -> list[Source]:

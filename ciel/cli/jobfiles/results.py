@@ -125,4 +125,10 @@ class Results:
         if more := failed - len(self._failures):
             say(f"and {more} more; ciel job info {self._job.label} shows them")
         if self._prevented:
-            say(f"{self._prevented} runs did not end, since they need others or the job was ended")
+            is_one = self._prevented == 1
+            who = (
+                "1 run did not end, since it needs another one"
+                if is_one
+                else (f"{self._prevented} runs did not end, since they need others")
+            )
+            say(f"{who} or the job was ended")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 _PLACE = re.compile(r"\{(?:#|(-?[1-9]\d{0,5})?(\.|//|/\.|/)?)\}")
-_EXTENSION = re.compile(r"\.[^/.]+\Z")
+_EXTENSION = re.compile(r"\.[^/.]*\Z")
 _NUMBER = "{#}"
 
 
@@ -79,10 +79,20 @@ def replace(word: str, number: int, text: str, values: Sequence[str]) -> str:
 
 
 def expand(word: str, number: int, text: str, values: Sequence[str]) -> list[str]:
-    """Insert an element into an argument. With several values, an argument that names no value by
-    its number becomes one argument for each of them.
+    """Insert an element into an argument. A string without a number stands for all values, each of
+    which begins a new argument: `-{}.x` becomes `-a` and `b.x`.
     """
-    is_repeated = any(match[1] is None and match[0] != _NUMBER for match in _PLACE.finditer(word))
-    if not values or not is_repeated:
+    if not values:
         return [replace(word, number, text, values)]
-    return [replace(word, number, value, values) for value in values]
+    found, end = [""], 0
+    for match in _PLACE.finditer(word):
+        found[-1] += word[end : match.start()]
+        end = match.end()
+        if match[1] is None and match[0] != _NUMBER:
+            first, *others = [_EDITS[match[2] or ""](value) for value in values]
+        else:
+            first, others = replace(match[0], number, text, values), []
+        found[-1] += first
+        found += others
+    found[-1] += word[end:]
+    return found

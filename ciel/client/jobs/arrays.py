@@ -100,6 +100,7 @@ class Array(Generic[E]):
         """How many objects the job wants for each element."""
         self._ending = ending
         self._closed = False
+        self._stopped = False  # by `ending`, perhaps after its last element
         self._ordered: deque[tuple[E, Future]] = deque()  # elements that were not yielded
         self._unordered: dict[ObjectId, E] = {}  # the same, if the order does not matter
         self._arrived: deque[Reference] = deque()  # results of unordered elements
@@ -143,13 +144,13 @@ class Array(Generic[E]):
 
     def _stop(self) -> None:
         """Submit no more elements; the job ends when it has the results of those submitted."""
-        self._closed = True
+        self._stopped = self._closed = True
         self._job.close()
         if self._ending is not None:
             self._ending.stop()
 
     def _is_to_stop(self) -> bool:
-        return not self._closed and self._ending is not None and self._ending.is_reached()
+        return not self._stopped and self._ending is not None and self._ending.is_reached()
 
     @property
     def _waiting_count(self) -> int:
