@@ -1,5 +1,5 @@
-"""The conformance tests of job files: each file in `job_files/good` has the summary beside it; each
-in `job_files/bad` the errors. `CIEL_JOB_FILES=write` rewrites both: read what changed.
+"""The conformance tests of job files: a text file beside each file contains the expected summary
+or errors. `CIEL_JOB_FILES=write` rewrites these texts: read each change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "job_files"
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/job-file.json").read_text())
 FILES = sorted(FOLDER.glob("*/*.toml"))
 OF_THE_SCHEMA = {"keys", "needs", "elements", "empty", "places"}
-"""The bad files that a schema can reject. The others need to be understood."""
+"""The bad files that a schema can reject. To reject the rest, a reader has to compare tasks."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")

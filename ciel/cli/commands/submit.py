@@ -118,7 +118,7 @@ def _run(
         collected = CollectedFiles(client, job, args)
         run = collected.clearing(run)
     halts = [] if args.halt is None else [args.halt]
-    if args.max_fails >= 0:  # the master stops the job, too, but knows only what was submitted
+    if args.max_fails >= 0:  # the master counts failures, too, but the command submits faster
         option = f"--max-fails {args.max_fails}"
         halts.append(Halt(True, "fail", args.max_fails + 1, False, option))
     halting = Halting(job, halts, lambda: elements.total, 2 if args.collect else 1)
@@ -304,7 +304,7 @@ def _task_adder(
 
 
 def _elements(args: argparse.Namespace, template: Template) -> Source:
-    """Return the elements that the options name, without those of `--resume`."""
+    """Return the elements that the options name, except elements that `--resume` omits."""
     elements = _all_elements(args)
     if args.halt is not None and args.halt.is_share:
         elements = known(elements)

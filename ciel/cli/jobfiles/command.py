@@ -1,4 +1,4 @@
-"""Implements `ciel submit --file`: checks a job file, shows what it would run, or runs it."""
+"""Implements `ciel submit --file`: checks a job file, prints its commands, or runs them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _command(template: Template, task: Task, element: Element) -> str:
 
 
 def _summary(job: JobFile) -> Iterator[str]:
-    """Describe each task by some lines: its first command, and what it follows and needs."""
+    """Describe each task in some lines: its first command, its predecessors and its needs."""
     counts = f"{count_text(len(job.tasks), 'task')}, {count_text(job.run_count, 'run')}"
     yield f"{job.name}: {counts}" if job.name else counts
     for task in job.tasks:

@@ -28,7 +28,7 @@ class Task(NamedTuple):
     `after`: what ends before it starts; `stdin`: whose outputs it reads from standard input, in
     this order; `inputs`: whose output it finds in a file, by the name of the file; `files`: files
     of the client that it finds, by name. `out`: the file that gets its output, "" for none. `cwd`:
-    "" for a private directory, None for that of the job. `line`: its line in the job file.
+    "" for a private directory, None for the directory of the job. `line`: its line in the job file.
     """
 
     name: str

@@ -69,7 +69,7 @@ def _missing_run(task: Task, source: Source, earlier: Task) -> str:
 
 
 def _ordered(tasks: Sequence[Task], known: dict[str, Task]) -> tuple[list[Task], list[Fault]]:
-    """Return the tasks, each after those that it needs; name the tasks of a cycle."""
+    """Return the tasks, each after the tasks that it needs; name the tasks of a cycle."""
     done: dict[str, Task] = {}
     for first in tasks:
         path: list[tuple[Task, Iterator[str]]] = []

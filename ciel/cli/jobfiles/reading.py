@@ -270,7 +270,7 @@ class _Reader:
         self.faults.append(Fault(self._line(place), text))
 
     def _line(self, place: Path) -> int:
-        """Return the line of a key, or, if it is missing, that of its table."""
+        """Return the line of a key, or, if the key is missing, the line of its table."""
         while place and place not in self._lines:
             place = place[:-1]
         return self._lines.get(place, 1)

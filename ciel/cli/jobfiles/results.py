@@ -1,4 +1,4 @@
-"""Prints or writes the outputs of the runs of a job file, and lists those that failed."""
+"""Prints or writes the outputs of the runs of a job file, and lists the failed runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Results:
         self._prevented = 0
 
     def clear(self) -> None:
-        """Remove the files of an earlier run, and make the directories of the others."""
+        """Remove the files of an earlier job, and make the directories for new files."""
         for task in self._submission.content.tasks:
             for element in task.elements if task.out else ():
                 path = Path(substitute(task.out, element))

@@ -114,7 +114,7 @@ class Submission:
         )[0]  # fmt: skip
 
     def _joined(self, source: Source, refs: Iterable[Reference]) -> Reference:
-        """Return an object with the outputs of all runs of an array, one after the other."""
+        """Return an object with the outputs of all runs of an array, in their order."""
         if source.task not in self._joins:
             self._joins[source.task] = self._job.run(
                 ["cat"], inputs=list(refs), cwd="", name=f"outputs of {source.task}"

@@ -331,7 +331,7 @@ def known(source: Source) -> Known:
 
 
 def combined(sources: Sequence[Sequence[Element]]) -> Known:
-    """Return an element for each combination of elements; those of the last vary fastest."""
+    """Return an element for each combination of elements; the last source varies fastest."""
 
     def elements() -> Iterator[Element]:
         for number, several in enumerate(product(*sources), 1):

@@ -41,7 +41,7 @@ class JobLog:
     def __init__(
         self, path: str, client: Client, job: Job, template: Template, *, continues: bool = False
     ) -> None:
-        """`continues`: lines are added to those of an earlier run."""
+        """`continues`: keep the lines of an earlier run, and append new lines."""
         self._path = path
         self._mode = "ab" if continues else "wb"
         self._client = client

@@ -30,7 +30,7 @@ class ResultFiles:
     """
 
     def __init__(self, out: str, is_array: bool, *, with_errors: bool = False) -> None:
-        """`with_errors`: each file has another one with standard error beside it."""
+        """`with_errors`: a second file, with the suffix `ERROR`, gets standard error."""
         self._out = out
         self._errors: dict[str, Path] | None = {} if with_errors else None  # by number
         self._is_template = is_array and has_place(out)

@@ -15,7 +15,7 @@ _SUCCEEDED: Final = ("0", "0")  # exit status and signal
 
 
 class Remaining:
-    """The elements of a source without those that have ended before."""
+    """The elements of a source, except elements that an earlier run has finished."""
 
     def __init__(self, source: Source, ended: Mapping[int, str], template: Template) -> None:
         """`ended`: the command of each element to omit, by number."""

@@ -133,7 +133,7 @@ def _stalled(master: MasterMachine) -> Problems:
 
 
 def _wrongly_held(master: MasterMachine, job: Job) -> Problems:
-    """Find what is wrong with a job that waits for predecessors: nothing else would start it."""
+    """Find the faults of a job that waits for predecessors: only their end starts it."""
     if job.state in ENDED:
         yield job.spec.id, "it has ended, but waits for predecessors"
     elif job.postponed is None:
