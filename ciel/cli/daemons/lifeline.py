@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -76,7 +77,12 @@ class Lifeline:
             self._failed(str(error))
 
     def connectionLost(self, reason: Failure) -> None:
-        """Do nothing; called at shutdown."""
+        """The reactor has found the end of a pipe, or shuts down.
+
+        Once everything in the pipe was read, `doRead` is not called for its end.
+        """
+        if isinstance(reason.value, ConnectionDone):
+            self._gone()
 
 
 def _read_line(line: bytes) -> dict[str, Any]:
