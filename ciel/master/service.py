@@ -742,7 +742,7 @@ def _are_places(value: Any) -> bool:
     return (
         type(value) is list
         and len(value) <= PLACES_MAX
-        and all(isinstance(p, str) and p.isprintable() and len(p) <= ID_MAX_LENGTH for p in value)
+        and all(isinstance(place, str) and _is_name(place) for place in value)
     )
 
 
@@ -764,6 +764,10 @@ def _read_offers(value: Any) -> tuple[Offer, ...]:
     return tuple(found)
 
 
+def _is_name(text: str) -> bool:
+    return text.isprintable() and len(text) <= ID_MAX_LENGTH
+
+
 def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     """Read a worker's description of itself; raises ValueError or InvalidIdError."""
     worker, netloc, host = about.get("worker"), about.get("netloc"), about.get("host")
@@ -771,7 +775,7 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     check_id(worker)
     if not isinstance(netloc, str) or not _is_netloc(netloc):
         raise ValueError("its address must be HOST:PORT")
-    if not isinstance(host, str) or not host.isprintable() or len(host) > ID_MAX_LENGTH:
+    if not isinstance(host, str) or not _is_name(host):
         raise ValueError(f"its host must be {_PRINTABLE}")
     if type(slots) is not int or not 1 <= slots <= SLOTS_MAX:
         raise ValueError(f"its slots must be 1 to {SLOTS_MAX}")
@@ -789,7 +793,7 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     if not isinstance(hostname, str) or len(hostname) > ID_MAX_LENGTH:
         raise ValueError(f"its hostname must be a string of at most {ID_MAX_LENGTH} characters")
     spool = about.get("spool", "")
-    if not isinstance(spool, str) or not spool.isprintable() or len(spool) > ID_MAX_LENGTH:
+    if not isinstance(spool, str) or not _is_name(spool):
         raise ValueError(f"its work directory (spool) must be {_PRINTABLE}")
     keeps_objects = about.get("keeps_objects", False)
     if type(keeps_objects) is not bool:
@@ -814,10 +818,13 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         or not all(type(value) is str and not wrong_label(n, value) for n, value in labels.items())
     ):
         raise ValueError(f"its labels must be at most {LABELS_MAX} names with values")
+    allocation = about.get("allocation", "")
+    if not isinstance(allocation, str) or not _is_name(allocation):
+        raise ValueError(f"its allocation must be {_PRINTABLE}")
     return WorkerFacts(
         str(worker), netloc, host, slots, frozenset(executors), lacking,
         memory_bytes=memory_bytes, hostname=hostname, spool=spool, keeps_objects=keeps_objects,
         is_draining=is_draining, drain_within_s=drain_within_s, end=read_end(about),
         user=user, places=None if places is None else tuple(places), resources=offers,
-        labels=labels,
+        labels=labels, allocation=allocation,
     )  # fmt: skip

@@ -26,6 +26,8 @@ from ciel.net.transports import Address, parse_address
 
 EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # addresses that mean every interface
 HEALTH = "/healthz"
+AUTO = "auto"
+_UNKNOWN = "HOST"  # in messages
 
 
 def host_and_port(text: str) -> str:
@@ -34,6 +36,22 @@ def host_and_port(text: str) -> str:
         if not parse_address(text).name:
             return text
     raise argparse.ArgumentTypeError(f"{text[:80]!a} is not an address: expected HOST:PORT")
+
+
+def host_and_port_or_auto(text: str) -> str:
+    """Check `HOST:PORT`, or `auto`, to listen at (an argparse type); see `listen_towards`."""
+    return text if text == AUTO else host_and_port(text)
+
+
+def listen_towards(listen: str, master_url: str) -> str:
+    """Return where to listen; `auto` means the address from which this host reaches the master."""
+    if listen != AUTO:
+        return listen
+    _, host, port = parse_url(master_url)
+    own = _address_towards(host, port)
+    if own == _UNKNOWN:
+        raise DaemonError(f"this host has no route to the master at {master_url}", status=3)
+    return f"{own}:0"
 
 
 def reachable_address(text: str) -> str:
@@ -89,6 +107,7 @@ def find_reachable_master(options: argparse.Namespace, daemon: str) -> tuple[Mas
             "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
             status=3,
         )
+    options.listen = listen_towards(options.listen, found.url)
     require_reachable(advertised(options).host, found.url, daemon)
     log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
     return found, reachable(found.control, found.url)
@@ -116,7 +135,7 @@ def _address_towards(host: str, port: int) -> str:
         try:
             sock.connect((host, port))
         except OSError:
-            return "HOST"
+            return _UNKNOWN
         found = str(sock.getsockname()[0])
         return f"[{found}]" if ":" in found else found
 

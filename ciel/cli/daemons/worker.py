@@ -18,7 +18,8 @@ from ciel.access.keys import Key, Role
 from ciel.cli.daemons.addresses import (
     advertised,
     find_reachable_master,
-    host_and_port,
+    host_and_port_or_auto,
+    listen_towards,
     reachable,
     reachable_address,
     require_reachable,
@@ -163,10 +164,11 @@ def parser() -> argparse.ArgumentParser:
     add("--access", metavar="FILE", help="the master's access file, with its key")
     add(
         "--listen",
-        type=host_and_port,
+        type=host_and_port_or_auto,
         metavar="HOST:PORT",
         default=DEFAULT_LISTEN,
-        help="the address to listen at (default %(default)s; port 0 means any free port)",
+        help="the address to listen at (default %(default)s; port 0 means any free port); auto: "
+        "any port of the address from which this host reaches the master",
     )
     add(
         "--advertise",
@@ -204,6 +206,12 @@ def parser() -> argparse.ArgumentParser:
         "or any",
     )
     add("--kv", type=kv_url, metavar="URL", default="", help="the key-value base that tasks use")
+    add(
+        "--allocation",
+        metavar="ID",
+        default="",
+        help="the allocation of a resource manager in which the worker runs, for its launcher",
+    )
     add("--open-healthz", action="store_true", help="answer /healthz without a key")
     add_channel_options(parse)
     add("--log", metavar="FILE", help="the log file (default: standard error)")
@@ -430,6 +438,7 @@ class Worker:
         own = {
             "kind": "worker", "worker": self._id, "hostname": host_name(),
             "spool": self._spool.identity, "keeps_objects": not self._spool.is_temporary,
+            "allocation": self._options.allocation,
         }  # fmt: skip
         return Session.initiator(
             worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
@@ -582,6 +591,7 @@ class Worker:
         try:
             key = Key.from_text(str(line["key"]))
             self._url = str(line["url"])
+            self._options.listen = listen_towards(self._options.listen, self._url)
             control = reachable(str(line["control"]), self._url)
             self.open(control, str(line["cluster_id"]), key)
         except START_ERRORS as error:

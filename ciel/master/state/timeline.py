@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -72,6 +72,14 @@ class Timeline:
             return
         self.slots.clear()
         self._removed_to = self._count
+
+    def latest(self, count: int) -> Iterator[tuple[str, float]]:
+        """Yield the job and the run time of the latest attempts that have succeeded, at most
+        `count`, the newest first.
+        """
+        for span in islice(reversed(self._spans), count):
+            if span is not None and not span[-1]:
+                yield span[0], span[-2]
 
     def page(
         self, jobs: Any, first: Any, workers: Iterable[WorkerNode], now_s: float

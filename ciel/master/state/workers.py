@@ -51,6 +51,7 @@ class WorkerFacts(NamedTuple):
     places: tuple[str, ...] | None = None  # see `transports.Store`
     resources: tuple[Offer, ...] = ()
     labels: Mapping[str, str] = MappingProxyType({})
+    allocation: str = ""  # of a resource manager, in which it runs
 
     @property
     def store(self) -> Store:

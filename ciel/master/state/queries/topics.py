@@ -1,6 +1,7 @@
 """Answers queries about the cluster, its workers, jobs and tasks, and carries out changes.
 
     status, workers, stores     the whole cluster; all workers; the contents and counters of stores
+    demand                      see `demand`
     jobs {limit, first, last, state}
                                 summaries of the newest jobs, oldest first; only those with numbers
                                 from `first` to `last`, or in a state
@@ -37,7 +38,7 @@ from ciel.core.offers.resources import amount_json
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.queries import explain, history, object_locations
+from ciel.master.state.queries import demand, explain, history, object_locations
 from ciel.master.state.workers import WorkerNode
 
 RESULTS_MAX = 1000
@@ -72,6 +73,7 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             "netloc": worker.facts.netloc,
             "host": worker.facts.host,
             "hostname": worker.facts.hostname or None,
+            "allocation": worker.facts.allocation or None,
             "slots": worker.facts.slots,
             "running": min(worker.slots_used, worker.facts.slots),
             "queued": max(worker.slots_used - worker.facts.slots, 0)
@@ -552,6 +554,8 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             return workers(machine, now_s)
         case "stores":
             return stores(machine)
+        case "demand":
+            return demand.describe(machine)
         case "jobs":
             return jobs(machine, arguments)
         case "job":
