@@ -1,0 +1,1 @@
+"""Conformance suites of plugins that reach other systems."""
