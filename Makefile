@@ -20,7 +20,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/state/server
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-all test-near map requirements sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory check-kv check-heap bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-all test-near map requirements sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory check-kv check-heap check-reach bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -146,6 +146,11 @@ check-swap: dev
 # Needs Debian's packages nbdkit, nbdkit-plugin-dev, libnbd-bin, python3-libnbd, qemu-utils, fio and e2fsprogs.
 check-memory: dev
 	@$(RUN)/python tests/memory/check_memory.py $(ONLY)
+
+# Workers from a real Slurm and over a real sshd on this computer, and what else reaches other systems; some minutes.
+# Needs Debian's packages slurm-wlm, munge and openssh-server, and root for Slurm; `make check-reach ONLY=ssh`.
+check-reach: dev
+	@$(RUN)/pytest -m slow tests/reach/$(ONLY)
 
 # `ciel-kv` is killed ten thousand times, 1,000 histories are checked, and it gets a million mutated frames; half an hour.
 # `make check-kv ONLY=kills`.

@@ -1,8 +1,8 @@
 """Finds and imports plugins by their entry points. No other module imports modules by name.
 
 Plugins are entry points in the groups `ciel.stores`, `ciel.executors`, `ciel.channels`,
-`ciel.neighbours`, `ciel.places`, `ciel.kv` and `ciel.routes`. A third-party package declares them
-in its own metadata.
+`ciel.neighbours`, `ciel.places`, `ciel.kv`, `ciel.routes` and `ciel.launchers`. A third-party
+package declares them in its own metadata.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 GROUPS = (
     "ciel.stores", "ciel.executors", "ciel.channels", "ciel.neighbours",
-    "ciel.places", "ciel.kv", "ciel.routes",
+    "ciel.places", "ciel.kv", "ciel.routes", "ciel.launchers",
 )  # fmt: skip
 
 
