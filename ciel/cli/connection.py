@@ -31,14 +31,20 @@ def connect_or_start(args: argparse.Namespace, name: str) -> Client:
     client = Client(found, name=name)
     try:
         if not client.slot_count():
-            say(
-                f"the cluster at {found.url} has no worker: the job waits until one joins; "
-                "start one with ciel-worker"
-            )
+            _say_that_it_waits(found.url)
     except BaseException:
         client.close()
         raise
     return client
+
+
+def _say_that_it_waits(url: str) -> None:
+    from ciel.cli.launchers.allocations import brings_workers  # few clusters are without workers
+
+    advice = "start one with ciel-worker"
+    if brings_workers(os.environ, url):
+        advice = "`ciel launcher explain` says when one comes"
+    say(f"the cluster at {url} has no worker: the job waits until one joins; {advice}")
 
 
 def require_master(args: argparse.Namespace) -> MasterLocation:

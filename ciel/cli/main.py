@@ -26,6 +26,7 @@ COMMANDS = {
     "object": ("object", "store files in the cluster; list, show, get, remove objects"),
     "flight": ("flight", "serve tables to clients of Arrow Flight"),
     "worker": ("worker", "list the workers, and drain one"),
+    "launcher": ("launcher", "show what a launcher of workers has asked for, and why"),
     "master": ("master", "restart the master"),
     "memory": ("memory.command", "volumes over the memory of other machines"),
     "kv": ("kv.command", "read and change the key-value base of the cluster"),

@@ -42,12 +42,14 @@ def main(prog: str, words: Sequence[str]) -> int:
     from ciel.cli.doctor.cluster import check_cluster
     from ciel.cli.doctor.host import check_address, check_host
     from ciel.cli.doctor.journal import check_journal, journal_here
+    from ciel.cli.doctor.launcher import check_launcher
 
     found = check_host(os.environ)
     of_cluster = check_cluster(args.master, args.access, os.environ)
     found += [finding for finding in of_cluster if finding not in found]
     if not of_cluster:
         found += check_address(args.listen)
+    found += check_launcher(os.environ)
     if (journal := args.journal or journal_here(os.environ)) is not None:
         found += check_journal(journal)
     if args.json:

@@ -33,9 +33,21 @@ from ciel.cli.daemons.ports import DEFAULT_LISTEN, is_free, who_listens
 from ciel.cli.daemons.stores import add_verify
 from ciel.cli.daemons.timeouts import add_kill_grace, add_worker_limits
 from ciel.cli.jobs.unfinished import may_end, unfinished, unfinished_in
+from ciel.cli.launchers.allocations import end_allocations
+from ciel.cli.launchers.autoscaler import CONFIG
+from ciel.cli.launchers.options import (
+    add_launcher_options,
+    check_launcher,
+    described,
+    named_launcher,
+    own_address,
+    split_words,
+    worker_range,
+    write_config,
+)
 from ciel.cli.outcome import Status, Terminated, UsageError, say
 from ciel.cli.output.printing import print_json, print_text
-from ciel.cli.parsing.options import WORKERS_MAX, make_parser
+from ciel.cli.parsing.options import make_parser
 from ciel.cli.parsing.parser import Parser, whole_number
 from ciel.client.client import Client
 from ciel.client.cluster.run_directories import can_resume, forget, journal_directory
@@ -70,8 +82,10 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def _up(words: Sequence[str]) -> int:
-    parser = _parser()
-    args = parser.parse_args(words)
+    words, launcher_words = split_words(words)
+    on = named_launcher(words)
+    args = _parser(on).parse_args(words)
+    check_launcher(args, launcher_words)
     with _exclusively():
         if (up := _current()) is not None and up.is_alive():
             say(f"already up at {up.url}; `ciel down` ends it")
@@ -79,7 +93,7 @@ def _up(words: Sequence[str]) -> int:
             return Status.DONE
         if gone := interrupted():
             say(f"the last cluster, at {gone.url}, was interrupted (process {gone.pid} has ended)")
-        args = _continued(parser, words)
+        args = _continued(on, words, launcher_words)
         ready = _start(args)
         prune_ended(os.environ)
     if ready["jobs"]:
@@ -90,19 +104,20 @@ def _up(words: Sequence[str]) -> int:
     return Status.DONE
 
 
-def _parser() -> Parser:
+def _parser(on: str | None) -> Parser:
     parser = make_parser(
         "ciel up",
         "Start a local cluster in the background; `ciel down` ends it. If the last cluster was "
-        "interrupted, continue its jobs with the same options.",
+        "interrupted, continue its jobs with the same options. With --on, workers run elsewhere, "
+        "and come as tasks wait.",
     )
     parser.add_argument(
         "--workers",
-        type=whole_number(1, WORKERS_MAX),
-        default=1,
+        type=worker_range,
         metavar="N",
-        help="how many workers to start (default 1)",
+        help="how many workers to start (default 1); with --on: N..M, at least N and at most M",
     )
+    add_launcher_options(parser, on)
     parser.add_argument(
         "--slots", type=whole_number(1, SLOTS_MAX), metavar="N",
         help="slots of each worker (default: the cores, divided among the workers)",
@@ -139,25 +154,31 @@ def _parser() -> Parser:
     return parser
 
 
-def _continued(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+def _continued(
+    on: str | None, words: Sequence[str], launcher_words: Sequence[str]
+) -> argparse.Namespace:
     """Return the options of the cluster to start.
 
     If there is an interrupted cluster to continue, these are its options, except those that the
     command line names. With --fresh, remove what it has left.
     """
-    args: argparse.Namespace = parser.parse_args(words)
+    args: argparse.Namespace = _parser(on).parse_args(words)
+    check_launcher(args, launcher_words)
     path = _candidate(args.listen)
     if path is None or not can_resume(path.parent):
-        args.listen = args.listen or DEFAULT_LISTEN
+        args.listen = args.listen or (f"{own_address()}:0" if on else DEFAULT_LISTEN)
         return args
     address = access_file.read(path).url.partition("://")[2]
     if args.fresh:
+        end_allocations(path)
         forget(path.parent)
         args.listen = args.listen or address
         return args
     with contextlib.suppress(FileNotFoundError):  # its start was interrupted
         saved = json.loads((path.parent / _OPTIONS).read_text())
-        args = parser.parse_args(words, argparse.Namespace(**saved))
+        on = on or saved.get("on")
+        args = _parser(on).parse_args(words, argparse.Namespace(**saved))
+        check_launcher(args, launcher_words or saved.get("words", ()))
     args.listen = address
     return args
 
@@ -200,7 +221,7 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(
             f"--listen: {args.listen[:80]!a} is not an address: expected HOST:PORT"
         ) from None
-    if not is_loopback(host):
+    if not is_loopback(host) and args.on is None:
         raise UsageError(
             f"--listen {args.listen}: a cluster of `ciel up` serves this computer only; start "
             "ciel-master and ciel-worker for other hosts"
@@ -227,14 +248,19 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
     path = access_path(os.environ, host, port)
     directory = path.parent
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    switches = [*channel_switches(args), *_kv_switches(args.kv, directory)]
+    (directory / CONFIG).unlink(missing_ok=True)
+    if args.on:
+        write_config(args, directory, switches)
     config = {
         "listen": netloc(host, port),
-        "workers": args.workers,
+        "workers": 0 if args.on else args.workers[0],
+        "on": args.on,
         "slots": args.slots,
         "store": args.store,
         "verify": args.verify,
         "access": str(path),
-        "switches": [*channel_switches(args), *_kv_switches(args.kv, directory)],
+        "switches": switches,
         "journal_sync": args.journal_sync,
         "patience": {
             "suspect_after_s": args.suspect_after,
@@ -243,6 +269,8 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
         },
     }
     ready = supervisor.start(config, directory / "up.log")
+    if args.on:
+        ready["description"] = described(args, directory)
     options = {name: value for name, value in vars(args).items() if name not in _OF_ONE_START}
     (directory / _OPTIONS).write_text(json.dumps(options))
     return ready
@@ -292,6 +320,8 @@ def _down(words: Sequence[str]) -> int:
             say(f"the cluster at {found.url} was interrupted (process {found.pid} has ended)")
         else:
             say(f"the cluster at {found.url} is down")
+        if not end_allocations(path):
+            return Status.FAILED
         if set(scratch.glob("worker-*/*")) - before:
             say(f"files of failed tasks are now in {scratch}")
         forget(path.parent)

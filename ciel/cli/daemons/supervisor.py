@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ciel.access.access_file import AccessFile, key_for_start, process_start
 from ciel.access.errors import AccessError
 from ciel.access.paths import drop_current, point_current
+from ciel.cli.launchers.allocations import end_allocations
 from ciel.cli.outcome import Status, conclude, say, status_of, text_of
 from ciel.client.cluster.run_directories import await_release, can_resume, forget
 from ciel.client.errors import ClusterError, ClusterOptionError
@@ -35,6 +36,7 @@ _READY_TIMEOUT_S = 20.0
 _CONTINUE_TIMEOUT_S = 3600.0  # to read a long journal; Ctrl-C ends the wait
 _RELEASE_TIMEOUT_S = 10.0  # for the daemons of an interrupted cluster to end
 _LINE_MAX_BYTES = 64 << 10
+_AUTOSCALER = ("autoscaler", "ciel.cli.launchers.autoscaler", ())
 
 
 def start(config: dict[str, Any], log: Path) -> dict[str, Any]:
@@ -132,6 +134,7 @@ def supervise() -> int:
             cluster.ended.wait()
         say(cluster.died)
         if cluster.was_shut_down:
+            end_allocations(path)
             drop_current(os.environ, path)
             return Status.DONE
         # The link stays: the next `ciel up` continues the cluster.
@@ -155,6 +158,7 @@ def _open(config: dict[str, Any], path: Path) -> LocalCluster:
             listen=config["listen"], directory=directory, identity=key_for_start(path),
             verify=config["verify"], switches=config["switches"],
             journal_sync=config["journal_sync"], resumable=True,
+            services=[_AUTOSCALER] if config["on"] else [],
             start_timeout_s=_timeout_s(directory), **config["patience"],
         )  # fmt: skip
     except BaseException:

@@ -15,6 +15,7 @@ from ciel.access.settings import MasterLocation, find_master
 from ciel.access.tickets import TICKET_WINDOW_S, make_ticket
 from ciel.cli.doctor.findings import Finding, fault, note, ok, settings_fault
 from ciel.cli.doctor.memory import check_memory
+from ciel.cli.launchers.allocations import brings_workers
 from ciel.client.client import Client
 from ciel.client.errors import AccessRefusedError, ClientError, NotAMasterError, QueryError
 
@@ -55,7 +56,7 @@ def check_cluster(
     return [
         ok("master", f"{found.url}, from {found.origin}"),
         *_versions(status["version"], workers),
-        *_workers(found.url, workers),
+        *_workers(found.url, workers, environ),
         *_reached(found, workers),
         *_stores(stores),
         *memory,
@@ -95,8 +96,13 @@ def _versions(of_master: str, workers: list[dict[str, Any]]) -> Iterator[Finding
         yield ok(check, f"{own} everywhere")
 
 
-def _workers(url: str, workers: list[dict[str, Any]]) -> Iterator[Finding]:
+def _workers(
+    url: str, workers: list[dict[str, Any]], environ: Mapping[str, str]
+) -> Iterator[Finding]:
     check = "workers"
+    if not workers and brings_workers(environ, url):
+        yield ok(check, "none now; the launcher asks for some when tasks wait")
+        return
     if not workers:
         yield fault(
             check, "the cluster has no worker: nothing can run", f"ciel-worker --master {url}"

@@ -26,7 +26,7 @@ _ENVIRONMENT = {"CIEL_MASTER": None, "CIEL_ACCESS": None, "CIEL_CONFIG": None}
 
 
 class Daemon:
-    """A master or a worker, which listens at `listen`. Not thread-safe."""
+    """A master, a worker or a service, which listens at `listen`, or nowhere. Not thread-safe."""
 
     def __init__(
         self, name: str, module: str, listen: str, arguments: Sequence[str], log: Path
@@ -62,7 +62,7 @@ class Daemon:
             self.log_start_bytes = self.log.stat().st_size
         # -P: do not import modules from the working directory.
         command = [sys.executable, "-P", "-m", self._module, "--embedded", "--log", str(self.log)]
-        command += ["--listen", self.listen_at]
+        command += ["--listen", self.listen_at] if self.listen_at else []
         stdin_fd, self._stdin_fd = os.pipe()
         self._stdout_fd, stdout_fd = os.pipe()
         try:

@@ -85,7 +85,8 @@ class LocalCluster(Shown):
     to the work directories of the workers, are in `directory`, and stay there when the cluster
     ends. Then a cluster with the same directory and `identity` continues the jobs. `kv`: it has a
     key-value base, in `directory`. `offers`: the options `--resource` and `--label` of the first
-    worker.
+    worker. `services`: further daemons, which it restarts like the master: the name, the module and
+    the arguments of each. With services, it may have no workers.
     """
 
     def __init__(
@@ -109,16 +110,17 @@ class LocalCluster(Shown):
         resumable: bool = False,
         kv: bool = False,
         offers: Sequence[str] = (),
+        services: Sequence[tuple[str, str, Sequence[str]]] = (),
     ) -> None:
         if journal_sync not in (None, *SYNC_MODES):
             raise ValueError(f"journal_sync is None or one of {SYNC_MODES}, not {journal_sync!r}")
         if resumable and (journal_sync is None or directory is None or identity is None):
             raise ValueError("a resumable cluster has a journal, a directory and an identity")
-        if workers < 1 or (slots is not None and not 1 <= slots <= SLOTS_MAX):
+        if workers < (0 if services else 1) or (slots is not None and not 1 <= slots <= SLOTS_MAX):
             raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
         self._stores = WorkerStores(store or environ.get(VARIABLE) or None, workers)
-        self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
-        self._memory_bytes = memory_of_host() // workers
+        self.slots = slots or max(1, len(os.sched_getaffinity(0)) // max(workers, 1))
+        self._memory_bytes = memory_of_host() // max(workers, 1)
         self._of_master = [
             "--suspect-after", str(suspect_after_s), "--worker-timeout", str(worker_timeout_s),
         ]  # fmt: skip
@@ -139,6 +141,7 @@ class LocalCluster(Shown):
         self._growing = allocate_lock()
         self._spools: list[Path] = []  # work directories of all workers so far, by number
         self._workers: list[Daemon] = []
+        self._services: list[Daemon] = []
         self._keeper: socket.socket | None = None  # reserves the port of the master
         self._undo = contextlib.ExitStack()
         try:
@@ -147,6 +150,9 @@ class LocalCluster(Shown):
                 self._undo.callback(run.release)
             self.directory = directory or run.path
             self._switches += ["--kv", f"lmdb:{self.directory / 'kv'}"] if kv else []
+            self._services += [
+                self._daemon(name, module, "", arguments) for name, module, arguments in services
+            ]
             self._open(self._undo, listen, workers, time.monotonic() + start_timeout_s)
         except BaseException as error:
             self._undo.close()
@@ -328,12 +334,12 @@ class LocalCluster(Shown):
         self._start(deadline_s)
         self._supervisor = Supervisor(
             self._launcher, self._master, self._workers, self._introduce, self._die,
-            has_journal=self._journal_sync is not None,
+            has_journal=self._journal_sync is not None, services=self._services,
         )  # fmt: skip
         undo.callback(self._supervisor.stop)
 
     def _close_pipes(self) -> None:
-        for daemon in (self._master, *self._workers):
+        for daemon in (self._master, *self._workers, *self._services):
             daemon.close()
         if self._keeper is not None:
             self._keeper.close()
@@ -367,7 +373,7 @@ class LocalCluster(Shown):
             self._sweeper.add([path])
         return ["--journal", str(path), "--journal-sync", self._journal_sync]
 
-    def _daemon(self, name: str, module: str, listen: str, arguments: list[str]) -> Daemon:
+    def _daemon(self, name: str, module: str, listen: str, arguments: Sequence[str]) -> Daemon:
         return Daemon(name, module, listen, arguments, self.directory / f"{name}.log")
 
     def _worker(self, number: int, slots: int) -> Daemon:
@@ -385,7 +391,7 @@ class LocalCluster(Shown):
 
         When the master is ready, send its address to the workers.
         """
-        daemons = [self._master, *self._workers]
+        daemons = [self._master, *self._workers, *self._services]
         for launch_id, daemon in enumerate(daemons):
             daemon.launch(self._launcher, launch_id)
         self._introduce(self._master)
@@ -408,8 +414,8 @@ class LocalCluster(Shown):
                     self._ready = daemon.ready
                     daemon.listen_at = daemon.ready["url"].partition("://")[2]
                     self._keeper = reserve_port(daemon.listen_at)
-                    for worker in self._workers:
-                        self._introduce(worker)
+                    for other in daemons[1:]:
+                        self._introduce(other)
 
     def _listen(self, daemon: Daemon) -> bool:
         try:
@@ -426,7 +432,7 @@ class LocalCluster(Shown):
             daemon.send({"key": self._key.text(), "cluster_id": self._cluster_id, **fields})
 
     def _introduce(self, daemon: Daemon) -> None:
-        """Send the master its key, and a worker also the addresses of the master."""
+        """Send the master its key, and other daemons also the addresses of the master."""
         if daemon is self._master:
             self._send(daemon, {"reserved": self._keeper is not None})
         else:
@@ -435,7 +441,7 @@ class LocalCluster(Shown):
 
     def _check_events(self) -> None:
         for event in self._launcher.receive():
-            daemon = (self._master, *self._workers)[event.launch_id]
+            daemon = (self._master, *self._workers, *self._services)[event.launch_id]
             if isinstance(event, ProgramStarted):
                 daemon.pid = event.pid
             elif isinstance(event, ProgramExited | ProgramFailed):

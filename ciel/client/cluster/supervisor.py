@@ -13,7 +13,7 @@ import threading
 import time
 from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ciel.client.cluster.daemons import Daemon, end_in_words, failure, refused
@@ -81,7 +81,8 @@ class Supervisor:
     `workers` is the list of the workers that are ready; the supervisor updates it. `introduce`
     sends a daemon that was just started the line with its key. The thread calls `died` once, with
     the reason for the end of the cluster, and whether a user has shut it down. `has_journal`: the
-    thread restarts a master that has crashed; otherwise the cluster ends with it.
+    thread restarts a master that has crashed; otherwise the cluster ends with it. `services`: other
+    daemons, which the thread restarts as often as the master.
     """
 
     def __init__(
@@ -93,15 +94,20 @@ class Supervisor:
         died: Callable[[str, bool], None],
         *,
         has_journal: bool,
+        services: Sequence[Daemon] = (),
     ) -> None:
         self._launcher = launcher
+        self._services = {
+            daemon: RestartLimit(MASTER_RESTARTS_MAX, MASTER_RESTARTS_WINDOW_S)
+            for daemon in services
+        }
         self._master = master
         self._workers = workers
         self._introduce = introduce
         self._died = died
         self._has_journal = has_journal
         self._master_restarts = RestartLimit(MASTER_RESTARTS_MAX, MASTER_RESTARTS_WINDOW_S)
-        self._launch_count = max(daemon.launch_id for daemon in (master, *workers))
+        self._launch_count = max(daemon.launch_id for daemon in (master, *workers, *services))
         self._restarts_left = dict.fromkeys(workers, RESTARTS_MAX)
         self._requested: deque[_Start] = deque()
         self._starts: dict[Daemon, _Start] = {}
@@ -237,7 +243,9 @@ class Supervisor:
         start.finish(error)
 
     def _find(self, launch_id: int) -> Daemon:
-        daemons = (self._master, *self._workers, *self._starts, *self._restarts_left)
+        daemons = (
+            self._master, *self._services, *self._workers, *self._starts, *self._restarts_left
+        )  # fmt: skip
         found = next((daemon for daemon in daemons if daemon.launch_id == launch_id), None)
         return found or Daemon("a worker that was not started again", "", "", (), self._master.log)
 
@@ -251,6 +259,8 @@ class Supervisor:
             # Exit status 0 means that a user has shut it down, by HTTP or by a signal.
             self._was_wanted = isinstance(event, ProgramExited) and event.exit_status == 0
             self._master_ended(start, end)
+        elif daemon in self._services:
+            self._service_ended(daemon, end)
         elif start is not None and start.is_ending:
             start.is_ending = False
             self._launch(daemon)
@@ -299,6 +309,16 @@ class Supervisor:
             master.note(f"master {end}, and is restarted")
             self._starts[master] = _Start(master, MASTER_START_TIMEOUT_S)
             self._launch(master)
+
+    def _service_ended(self, daemon: Daemon, end: str) -> None:
+        if self._services[daemon].permits(time.monotonic()):
+            daemon.note(f"{daemon.name} {end}, and is restarted")
+            self._launch(daemon)
+        elif not self._over:
+            self._over = (
+                f"{daemon.name} {end}; it was restarted {MASTER_RESTARTS_MAX} times within "
+                f"{MASTER_RESTARTS_WINDOW_S:g} s, and is not restarted again"
+            )
 
     def _has_others(self, daemon: Daemon) -> bool:
         """Whether the cluster has other workers."""
