@@ -18,7 +18,7 @@ _SHOWN_MAX_LENGTH: Final = 300
 WORKER: Final = "ciel-worker"
 
 LIFE_OPTIONS: Final[frozenset[str]] = frozenset()
-"""Those of --time-limit and --idle-timeout that this version of `ciel-worker` has."""
+"""Add --time-limit here as soon as `ciel-worker` has this option."""
 
 
 def worker_command(program: str, site: Site, own: Mapping[str, str]) -> str:
@@ -57,7 +57,7 @@ def check_words(
 
 
 def call(command: Sequence[str], text: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """Run a program of a resource manager, and return what it prints; raises LauncherError."""
+    """Run a program of a resource manager, and return its output; raises LauncherError."""
     program = command[0]
     try:
         done = subprocess.run(

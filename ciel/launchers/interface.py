@@ -48,7 +48,7 @@ class Allocation(NamedTuple):
 
 
 class WorkerSize(NamedTuple):
-    """What the worker of one allocation offers to tasks; 0 means that the launcher cannot know."""
+    """The slots and the memory of the worker of one allocation; 0 means that they are unknown."""
 
     slots: int = 0
     memory_bytes: int = 0
@@ -100,11 +100,11 @@ class Launcher(Protocol):
     def request(self, count: int) -> list[str]:
         """Ask for allocations, and return their ids, which may be fewer; raises LauncherError.
 
-        An allocation that was asked for is in `allocations` from now on.
+        From now on `allocations` lists these.
         """
 
     def allocations(self) -> list[Allocation]:
-        """List the allocations of the cluster, also those that another instance has asked for.
+        """List all allocations of the cluster, whichever instance has requested them.
 
         An ended allocation is listed at least once after its end, if this instance has listed it
         before. Raises LauncherError; then the caller must not conclude that there is none.

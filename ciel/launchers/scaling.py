@@ -64,7 +64,7 @@ class Member(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What the user allows."""
+    """The limits that the user sets."""
 
     workers_min: int = 0
     workers_max: int = 1
@@ -74,8 +74,9 @@ class Limits(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What exists and what waits, at one moment. `size`: of a worker, as far as the launcher knows
-    it.
+    """Workers, allocations and waiting tasks at one moment.
+
+    `size`: of a worker, as far as the launcher knows it.
     """
 
     waiting: Sequence[Waiting]
@@ -180,7 +181,7 @@ class Scaling:
         members = [member for member in seen.members if member.allocation]
         here = {member.allocation for member in members}
         listed = {a.id: a.phase for a in seen.allocations}
-        # An allocation that was asked for, and is not listed yet, is on its way.
+        # A requested allocation that no listing contains yet is on its way.
         queued = [a for a in sorted(self._alive) if listed.get(a, Phase.QUEUED) is Phase.QUEUED]
         starting = [a for a in sorted(self._alive) if listed.get(a) is Phase.RUNNING]
         coming = [a for a in (*queued, *starting) if a not in here and a not in self._cancelled]

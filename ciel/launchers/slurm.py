@@ -1,8 +1,8 @@
 """Brings workers as jobs of Slurm: one `sbatch` for a request, an array with a job for each worker.
 
 The name of the jobs contains the cluster's id. So any process of the user finds them again, and
-`squeue` shows whose they are. It works with Slurm 20.11 and later: of the formats of `squeue`,
-`sacct` and `scontrol` it uses those that these versions share.
+`squeue` shows whose they are. The formats of `squeue`, `sacct` and `scontrol` that it reads exist
+in Slurm 20.11 and later.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SlurmLauncher:
         self._program = options["worker_command"] or shlex.quote(str(_worker_here()))
         self._name = f"ciel-{site.cluster_id}"
         self._log = site.directory / "slurm"
-        self._alive: set[str] = set()  # those that the last call has listed, or that were requested
+        self._alive: set[str] = set()  # requested, or listed by the last call
         self._reasons: dict[str, str] = {}  # of ended jobs
         self.size = WorkerSize(_number_after(words, "--cpus-per-task", "-c"))
 

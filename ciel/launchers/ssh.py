@@ -73,7 +73,7 @@ def read_hosts(text: str) -> list[Host]:
 def _read_host(words: Sequence[str]) -> Host:
     name, colon, port = words[0].rpartition(":")
     if words[0].endswith("]") or not colon or (name.count(":") > 1 and not name.endswith("]")):
-        name, port = words[0], ""  # no port; the colons are those of an address of IPv6
+        name, port = words[0], ""  # no port: the colons belong to an address of IPv6
     host = name.rpartition("@")[2]
     if not host.strip("[]") or name.startswith("-") or host.startswith("-"):
         raise ValueError(f"{words[0]!a:.80} is not [USER@]HOST[:PORT]")
@@ -96,7 +96,7 @@ def _number(what: str, text: str, most: int) -> int:
 
 
 class _Place(NamedTuple):
-    """Where one worker can run: a host, and the number of the worker there."""
+    """A place for one worker: a host, and the number of the worker there."""
 
     host: Host
     number: int

@@ -161,7 +161,7 @@ def test_the_last_worker_leaves_only_without_objects() -> None:
 
 
 def fail_once(scaling: Scaling, now_s: float) -> None:
-    """Let an allocation that was asked for end before its worker has joined."""
+    """Let a requested allocation end before its worker has joined."""
     command = decide(scaling, now_s, [Waiting(1)])
     assert isinstance(command, Request), command
     ended = [Allocation(f"{now_s:g}_0", Phase.ENDED, "has ended as FAILED")]

@@ -1,4 +1,4 @@
-"""Scenes with the master's machine: what it reports to launchers of workers."""
+"""Scenes with the master's machine: the demand that it reports to launchers of workers."""
 
 from __future__ import annotations
 

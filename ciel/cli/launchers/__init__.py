@@ -1,1 +1,1 @@
-"""What the commands share about launchers of workers."""
+"""Options, reports and the autoscaler of launchers of workers."""

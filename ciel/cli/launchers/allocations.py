@@ -52,7 +52,7 @@ def end_allocations(path: Path) -> bool:
 
 
 def _end_all(launcher: Launcher) -> list[str]:
-    """Cancel all allocations; return those that are still alive after a time."""
+    """Cancel all allocations; return the ids of allocations that are still alive after a time."""
     until_s, cancelled = time.monotonic() + END_TIMEOUT_S, set[str]()
     while alive := [a.id for a in launcher.allocations() if a.phase is not Phase.ENDED]:
         if new := [name for name in alive if name not in cancelled]:

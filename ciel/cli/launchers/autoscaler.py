@@ -58,7 +58,7 @@ REPORT: Final = "launcher-report.json"
 """The file with the decisions and the allocations, for `ciel launcher`."""
 
 TICK_S: Final = 0.5
-"""How often the master is asked what waits; an answer takes about 1 ms."""
+"""The time between two queries of what waits; the master answers one in about 1 ms."""
 DECISIONS_MAX: Final = 200
 ENDED_MAX: Final = 100
 _LINE_MAX_BYTES: Final = 4096
@@ -98,7 +98,7 @@ class Report:
         self.decided("cancel", why, allocations=list(ids))
 
     def decided(self, what: str, why: str, **facts: Any) -> None:
-        """Record a decision. One that repeats the last one only updates its time and reason."""
+        """Record a decision. If nothing changes again, only update the time and the reason."""
         row = {"at_s": round(time.time(), 3), "what": what, "why": why, **facts}
         if what == self._last == "nothing":
             row["since_s"] = self._decisions[-1].get("since_s", self._decisions[-1]["at_s"])
@@ -175,7 +175,7 @@ class Autoscaler:
                     self._disconnect()
                     pause_s = _TROUBLE_PAUSE_S
                 except LauncherError as error:
-                    self._listed_s = time.monotonic()  # it is asked again after a while
+                    self._listed_s = time.monotonic()  # the next query follows after `poll_s`
                     self._report.decided("nothing", f"it is unknown what runs: {error}")
                     pause_s = _TROUBLE_PAUSE_S
                 if select.select([0], [], [], pause_s)[0] and not os.read(0, _LINE_MAX_BYTES):

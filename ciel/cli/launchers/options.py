@@ -56,7 +56,7 @@ def worker_range(text: str) -> list[int]:
 
 
 def add_launcher_options(parser: Parser, on: str | None) -> None:
-    """Add the options for launchers, and those of the launcher `on`."""
+    """Add the options for all launchers, and the options of the launcher `on`."""
     add = parser.add_argument
     known = ", ".join(plugins.names(GROUP))
     add(

@@ -59,7 +59,7 @@ class Slurm:
         self._undo.close()
 
     def run(self, *command: str) -> str:
-        """Run a command of Slurm, and return what it prints."""
+        """Run a command of Slurm, and return its output."""
         environ = os.environ | self.environ
         done = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=30, check=False

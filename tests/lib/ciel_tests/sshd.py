@@ -1,4 +1,4 @@
-"""A server of OpenSSH on a loopback address, with keys of its own, for tests."""
+"""A server of OpenSSH on a loopback address, with separate keys, for tests."""
 
 from __future__ import annotations
 

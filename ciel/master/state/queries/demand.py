@@ -32,7 +32,7 @@ def describe(machine: MasterMachine) -> dict[str, Any]:
 
 
 def _waiting(machine: MasterMachine) -> list[dict[str, Any]]:
-    """Count the tasks that wait for slots, also those that are queued on a worker already."""
+    """Count the tasks that wait for slots, including tasks that a worker has queued."""
     dispatcher, nodes = machine.dispatcher, machine.workers.values()
     queues = [dispatcher.ready, *dispatcher.scarce.values()]
     length = sum(map(len, queues))
