@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from ciel.cli.commands.up import main
@@ -186,6 +187,9 @@ def test_a_report_survives_a_restart_and_tells_failed_from_cancelled(tmp_path: P
     report.write("slurm", ended, [])
     Report(path).write("slurm", [], [])
     found = json.loads(path.read_text())
+    schemas = Path(__file__).parents[2] / "docs/schemas"
+    for name, rows in (("list", found["allocations"]), ("explain", found["decisions"])):
+        jsonschema.validate(rows, json.loads((schemas / f"launcher-{name}.json").read_text()))
     assert [row["what"] for row in found["decisions"]] == ["request", "nothing", "cancel"]
     assert [(row["id"], row["failed"]) for row in found["allocations"]] == [
         ("1_1", True), ("1_2", False), ("1_3", False),
