@@ -65,7 +65,7 @@ def test_wrong_options_are_refused_where_the_task_is_written() -> None:
         ({"where": 1}, "it must be a text"),
     ):
         with pytest.raises(OptionError, match=why):
-            ciel.task(**options)(devices)  # type: ignore[call-overload]  # on purpose
+            ciel.task(**options)(devices)
 
 
 def test_what_no_worker_offers_fails_with_what_there_is(client: Client) -> None:
