@@ -22,7 +22,7 @@ _NONE = ("", "-1", "NoDevFiles", "none", "void")
 def find_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> list[str]:
     """Return the indices of the GPUs, as `CUDA_VISIBLE_DEVICES` names them.
 
-    If the worker's own variables restrict the devices, these are the ones that they name.
+    The worker's own variables, if set, restrict the devices.
     """
     found = _nvidia(root) or _amd(root)
     if not found:
@@ -89,7 +89,7 @@ class Claims:
         self._sockets: list[socket.socket] = []
 
     def claim(self, indices: Iterable[str]) -> list[str]:
-        """Claim GPUs; return those that no other worker has."""
+        """Claim GPUs; leave out GPUs that another worker has."""
         claimed = []
         for index in indices:
             holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

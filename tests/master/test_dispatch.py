@@ -764,7 +764,7 @@ def test_the_worker_that_is_kept_free_does_not_change_when_another_one_is_as_fre
     floor.add(*needing("a0", "a1", "a2", "a3", gpu=1))
     running = [line.split()[0] for line in floor.gives()]
     floor.add(*needing("both", gpu=2))
-    for number in range(10):  # each end makes the other worker as free as the one that is kept
+    for number in range(10):  # each end makes both workers equally free
         floor.done(running.pop(0))
         floor.add(*needing(f"b{number}", gpu=1))
         given = [line.split()[0] for line in floor.gives()]

@@ -1,1 +1,1 @@
-"""What workers offer to tasks: named resources and labels."""
+"""Named resources and labels, which workers offer to tasks."""

@@ -388,7 +388,7 @@ class Dispatcher:
         """Serve the queues of tasks that need memory, disks or resources, by their priorities."""
         queues = list(self.scarce.values())
         if len(queues) > 1:
-            queues.sort(key=_priority_of, reverse=True)  # stable: the one that waits longest first
+            queues.sort(key=_priority_of, reverse=True)  # stable: the longest waiting first
         for queue in queues:
             self._serve_scarce(queue, roomy, priority)
 
