@@ -171,7 +171,7 @@ def _add_array_options(parser: argparse.ArgumentParser) -> None:
     array.add_argument(
         "--each-line", metavar="FILE", action="append", default=[],
         help="one run for each line of a file (- is standard input); given several times: one for "
-        "each combination of lines, {1} {2} …",
+        "each combination of lines",
     )  # fmt: skip
     array.add_argument(
         "--pipe", action="store_true",

@@ -21,7 +21,7 @@ from ciel.cli.jobfiles.reading import ARRAYS, JOB_KEYS, TASK_KEYS
 from ciel.core.tasks import LIMITS
 
 FOLDER = Path(__file__).parent / "job_files"
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/job-file.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/job-file.json").read_text())
 FILES = sorted(FOLDER.glob("*/*.toml"))
 OF_THE_SCHEMA = {"keys", "needs", "elements", "empty", "places"}
 """The bad files that a schema can reject. To reject the rest, a reader has to compare tasks."""
