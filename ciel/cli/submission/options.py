@@ -185,11 +185,11 @@ def _add_array_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-C", "--colsep", metavar="PATTERN", type=pattern,
-        help="split each line at this regular expression into {1}, {2}, …",
+        help="split each line at this regular expression into {1}, {2} and so on",
     )  # fmt: skip
     parser.add_argument(
         "-n", "--max-args", metavar="N", type=whole_number(1, 1000),
-        help="so many lines for one run: {1}, {2}, …; {} as an argument becomes all of them",
+        help="so many lines for one run: {1}, {2} and so on; {} becomes all of them",
     )  # fmt: skip
     # argparse reads -0 as a number, and then rejects negative numbers as values of options.
     parser._has_negative_number_optionals.clear()
