@@ -16,7 +16,7 @@ from ciel.python.showing import Shown
 
 
 class Named(NamedTuple):
-    """What identifies a service. `job`: its id; `methods`: of its class, None if unknown."""
+    """Identifies a service. `job`: its id; `methods`: of its class, None if unknown."""
 
     job: str
     name: str

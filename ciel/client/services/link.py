@@ -45,7 +45,7 @@ GATHER_S: Final = 0.0005
 UNSENT_MAX_BYTES: Final = 64 << 20
 """With more bytes unsent, a call waits."""
 CHECK_S: Final = 5.0
-"""After this time without a reply the master is asked whether the replica still runs."""
+"""After this time without a reply the link asks the master whether the replica still runs."""
 _DIAL_S: Final = HELLO_TIMEOUT_S
 _PAUSE_MIN_S, _PAUSE_MAX_S, _PAUSE_GROWTH = 0.01, 0.5, 1.5
 _ENDED: Final = frozenset(("done", "failed", "cancelled"))

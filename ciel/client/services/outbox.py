@@ -1,7 +1,7 @@
-"""The calls of one caller to one replica: decides what is sent, sent again, or lost.
+"""The calls of one caller to one replica: decides which it sends, repeats, or loses.
 
 A call is sent once to an instance of the replica, in the order of the calls. If only the connection
-was lost, the instance says how many calls it has received, and the others are sent again. If the
+was lost, the instance says how many calls it has received, and the outbox sends the later ones again. If the
 instance has ended, a sent call may have run: it is lost, unless its caller permits to run it twice.
 """
 
@@ -82,7 +82,7 @@ class Outbox:
         return taken
 
     def settle(self, number: object) -> OutgoingCall | None:
-        """Remove a call that has a reply; return None if there is no such call, or none any more.
+        """Remove a call that has a reply; return None if there is no such call.
 
         Only a sent call has a reply.
         """

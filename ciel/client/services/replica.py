@@ -43,7 +43,7 @@ TURN_CALLS: Final = 64
 """After so many calls, or `TURN_S`, the replica sends replies and reads again."""
 TURN_S: Final = 0.002
 CALLER_CALLS: Final = 16
-"""How many calls of one caller run before those of another."""
+"""How many calls of one caller run before the calls of another caller."""
 WAITING_MAX: Final = 10_000
 """With more waiting calls of a caller, the replica reads no more of them."""
 RUNNING_MAX: Final = 1_000

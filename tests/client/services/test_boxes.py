@@ -1,4 +1,4 @@
-"""Tests the decisions of both ends of a call: order, what is sent again, and what is lost."""
+"""Tests the decisions of both ends of a call: order, repetition and losses."""
 
 from __future__ import annotations
 
