@@ -1,8 +1,9 @@
 """The calls of one caller to one replica: decides which it sends, repeats, or loses.
 
 A call is sent once to an instance of the replica, in the order of the calls. If only the connection
-was lost, the instance says how many calls it has received, and the outbox sends the later ones again. If the
-instance has ended, a sent call may have run: it is lost, unless its caller permits to run it twice.
+was lost, the instance says how many calls it has received, and the outbox sends the later ones
+again. If the instance has ended, a sent call may have run: it is lost, unless its caller permits to
+run it twice.
 """
 
 from __future__ import annotations

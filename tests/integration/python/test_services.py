@@ -29,7 +29,7 @@ WITHIN_S = 30.0
 class Counter:
     def __init__(self, start: int) -> None:
         info = ciel.current_service()
-        self.n = info.load(start)
+        self.n: int = info.load(start)
         self.seen: list[int] = []
 
     def add(self, by: int = 1) -> int:
@@ -251,6 +251,6 @@ def test_wrong_options_are_refused_where_they_are_written() -> None:
     with pytest.raises(OptionError, match="restarts: it must be a whole number"):
         ciel.service(restarts=-1)
     with pytest.raises(OptionError, match="it needs a class"):
-        ciel.service(len)  # type: ignore[arg-type]  # the point of the test
+        ciel.service(len)  # type: ignore[call-overload]  # the point of the test
     with pytest.raises(NotInServiceError):
         ciel.current_service()
