@@ -285,6 +285,16 @@ class DrainWorker(NamedTuple):
     timeout_s: float | None
 
 
+class DrainAsked(NamedTuple):
+    """A worker asks the master to drain it.
+
+    `within_s`: other workers must run its tasks after this time, and it ends soon after that. None:
+    it has had nothing to do for a while, and stays if the master does not drain it.
+    """
+
+    within_s: float | None
+
+
 class DismissWorker(NamedTuple):
     """Leave, and end: the worker was drained, and no task or job needs it any more."""
 
@@ -819,7 +829,7 @@ ToWorker = (
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | NotCopied | TaskPrinted | InputsLost
     | ContentDiffers | DiskQueued | CopyTimed | WorkersUnreached | StoresReported | StateSet
-    | AttemptsKept | StoreListed | Change | Received | Heartbeat
+    | AttemptsKept | StoreListed | DrainAsked | Change | Received | Heartbeat
 )  # fmt: skip
 ToStandby = JournalCopied | JournalCopyEnds | JournalGrew | Heartbeat
 FromStandby = JournalStored | Heartbeat

@@ -37,7 +37,7 @@ from ciel.core.events import (
 from ciel.core.ids import ID_MAX_LENGTH, check_id
 from ciel.core.offers.labels import LABELS_MAX, wrong_label
 from ciel.core.offers.resources import INDICES_MAX, RESOURCES_MAX, Offer, offer_of, wrong_amounts
-from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
+from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX, TIMEOUT_MAX_S
 from ciel.core.transports import End, read_end
 from ciel.master import attaching
 from ciel.master.journal import Journal
@@ -768,6 +768,10 @@ def _is_name(text: str) -> bool:
     return text.isprintable() and len(text) <= ID_MAX_LENGTH
 
 
+def _are_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= TIMEOUT_MAX_S
+
+
 def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     """Read a worker's description of itself; raises ValueError or InvalidIdError."""
     worker, netloc, host = about.get("worker"), about.get("netloc"), about.get("host")
@@ -803,6 +807,9 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         drain_within_s is None or type(drain_within_s) in (int, float)
     ):
         raise ValueError("it must say by true or false whether it drains, and for how many seconds")
+    life_left_s, drain_grace_s = about.get("life_left_s"), about.get("drain_grace_s", 0.0)
+    if not (life_left_s is None or _are_seconds(life_left_s)) or not _are_seconds(drain_grace_s):
+        raise ValueError("it must say for how many seconds it lives, and how long it drains")
     user, places = about.get("user"), about.get("places")
     if user is not None and type(user) is not int:
         raise ValueError("its user must be a number")
@@ -826,5 +833,5 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         memory_bytes=memory_bytes, hostname=hostname, spool=spool, keeps_objects=keeps_objects,
         is_draining=is_draining, drain_within_s=drain_within_s, end=read_end(about),
         user=user, places=None if places is None else tuple(places), resources=offers,
-        labels=labels, allocation=allocation,
+        labels=labels, allocation=allocation, life_left_s=life_left_s, drain_grace_s=drain_grace_s,
     )  # fmt: skip

@@ -61,6 +61,7 @@ def a_task(
     retries: int = 0,
     memory_bytes: int = 0,
     delay_s: float = 0.0,
+    timeout_s: float = 0.0,
     name: str = "",
     salt: str = "",
 ) -> TaskSpec:
@@ -77,6 +78,8 @@ def a_task(
     parent_id = job_id if parent is None else parent.id
     digest = arguments_digest(executor, [*made, salt], read)
     needs = Needs(slots, memory_bytes, priority, retries=retries, delay_s=delay_s)
+    if timeout_s:
+        needs = needs._replace(timeout_s=timeout_s)
     return TaskSpec(
         child_id(parent_id, ordinal, digest), JobId(job_id), parent_id, ordinal, digest, executor,
         read, made, needs, sees_errors, mentions, name, b"{}", len(alternatives),
@@ -142,6 +145,8 @@ def a_worker(
     memory_bytes: int = 0,
     resources: str = "",
     labels: str = "",
+    life_left_s: float | None = None,
+    drain_grace_s: float = 0.0,
 ) -> WorkerFacts:
     """Describe a worker at `<worker>:8001`; by default no other worker is on its host.
 
@@ -152,6 +157,7 @@ def a_worker(
         frozenset(executors), memory_bytes=memory_bytes,
         resources=tuple([read_offer(text) for text in resources.split()]),
         labels=dict([read_label(text) for text in labels.split()]),
+        life_left_s=life_left_s, drain_grace_s=drain_grace_s,
     )  # fmt: skip
 
 

@@ -167,6 +167,14 @@ class WorkerService:
         self._master.end()
         self.act()
 
+    def leave_within(self, grace_s: float) -> bool:
+        """Drain this worker, which ends after this time at the latest; False without a master."""
+        if not self._master.is_open:
+            return False
+        self.machine.leave_within(grace_s, self.now_s())
+        self.act()
+        return True
+
     def leave_master(self) -> None:
         """Leave the master for good. A reconnector may then join another one."""
         if self._master.is_open:

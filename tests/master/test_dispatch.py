@@ -20,6 +20,7 @@ from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.context import Context
 from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, Dispatcher
+from ciel.master.state.placement.lives import Lives
 from ciel.master.state.placement.reach import Reach
 from ciel.master.state.workers import Capacity, WorkerFacts, WorkerNode
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
@@ -43,6 +44,7 @@ class Floor:
             context.table,
             self.retry_states,
             Reach(context),
+            Lives(context),
             self._assign,
             self._refuse,
             lambda *said: self.said.append(said),

@@ -357,3 +357,30 @@ def test_a_process_that_waits_there_is_started_elsewhere_after_the_time_limit() 
     fault = TaskFault("CANCELLED", "it was")
     cluster.worker_says("w1", TaskReported(rest.id, 1, (), fault, 0.0))
     cluster.said(DISMISSED)
+
+
+def test_a_suspected_worker_keeps_the_master_idle_even_if_its_time_has_passed() -> None:
+    cluster = two()
+    a, b = a_task("a"), a_task("b", ordinal=1)
+    cluster.job(a, b, want="ab")
+    drain(cluster, timeout_s=10)
+    cluster.machine.worker_cut_off("w1", "it ended", cluster.now_s)
+    cluster.passes(11, "w2")
+    assert cluster.machine.due_s() is None
+    cluster.lines()
+    cluster.passes(0)
+    assert "w1: stop a (1)" in cluster.lines()
+
+
+def test_a_restarted_master_that_awaits_workers_is_idle_although_one_drains() -> None:
+    cluster = one()
+    a = a_task("a")
+    cluster.job(a, want="a")
+    cluster.done("w1", a, stored("a", place_of("w1")))
+    cluster.machine.membership.await_workers({"w9": place_of("w9")}, cluster.now_s + 5)
+    cluster.joins(a_worker("w2"))
+    drain(cluster)
+    assert not cluster.machine.has_more
+    cluster.lines()
+    cluster.passes(6)
+    cluster.said("w2: copy a")

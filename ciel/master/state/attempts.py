@@ -52,6 +52,7 @@ from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
 from ciel.master.state.copies import EarlyCopies, StreamFollowers
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
+from ciel.master.state.placement.lives import Lives
 from ciel.master.state.retention import UnlistedCopies, has_copy_elsewhere
 from ciel.master.state.timeline import Timeline
 from ciel.master.state.workers import AttemptKey, WorkerNode
@@ -76,6 +77,7 @@ class Attempts:
         self,
         context: Context,
         eager: EagerDispatch,
+        lives: Lives,
         cancellations: Cancellations,
         *,
         dispatches_eagerly: bool,
@@ -85,6 +87,7 @@ class Attempts:
         self._graph = context.graph
         self._table = context.table
         self._eager = eager
+        self._lives = lives
         self._cancellations = cancellations
         self._dispatches_eagerly = dispatches_eagerly
         self.held_reports: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
@@ -250,6 +253,8 @@ class Attempts:
         worker.reported_at_s = self._context.now_s
         if slots:  # an attempt within another one does not change the credit
             worker.credit.learn(report.run_s)
+            if report.fault is None:
+                self._lives.learn(task.spec, report.run_s)
         if report.fault is not None:
             self._failed(worker, task, report)
         elif task in self._graph.streams.reading:
@@ -555,8 +560,16 @@ class Attempts:
         held = [task for task, (holder, _) in self.held_reports.items() if holder is worker]
         for task in dict.fromkeys([*worker.assigned.values(), *held]):
             if task.state is ASSIGNED and task.worker == worker.facts.id:
+                self._learn_unfinished(worker, task)
                 self.restart(task, f"{why} during attempt {task.attempt}: the task runs again")
                 self._drop_held_report(task)
+
+    def _learn_unfinished(self, worker: WorkerNode, task: TaskNode) -> None:
+        """Note how long a task has run that a worker hands over: it needs a longer life."""
+        key = (task.spec.id, task.attempt)
+        given_at_s = worker.given_at_s.get(key)
+        if given_at_s is not None and task in worker.running_tasks():
+            self._lives.learn_at_least(task.spec, self._context.now_s - given_at_s)
 
     def cancel(self, task: TaskNode, reason: str) -> None:
         """Cancel a task, and fail the tasks that need it; its job continues.

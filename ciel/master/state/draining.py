@@ -22,10 +22,12 @@ from ciel.core.events import (
 from ciel.core.graph.lost_objects import lose
 from ciel.core.ids import ObjectId, is_output
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
+from ciel.core.workers.lives import Life
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.context import Context
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
+from ciel.master.state.placement.lives import Lives
 from ciel.master.state.placement.replication import Replication
 from ciel.master.state.workers import WorkerNode
 
@@ -87,6 +89,7 @@ class Draining:
         dispatcher: Dispatcher,
         eager: EagerDispatch,
         attempts: Attempts,
+        lives: Lives,
         replication: Replication,
     ) -> None:
         self._context = context
@@ -95,6 +98,7 @@ class Draining:
         self._dispatcher = dispatcher
         self._eager = eager
         self._attempts = attempts
+        self._lives = lives
         self._replication = replication
         self._drains: dict[WorkerNode, Drain] = {}
         self._turn = 0  # the index of the worker that gets the next object
@@ -113,8 +117,26 @@ class Draining:
             )
         self.start(worker, timeout_s)
 
+    def asked(self, worker: WorkerNode, within_s: float | None) -> None:
+        """Drain a worker that asks for it, unless it may stay and is needed."""
+        if within_s is not None:
+            worker.life = Life(self._context.now_s)  # no task starts there any more
+            self._lives.joined(worker)
+            self.start(worker, within_s)
+        elif not self._is_needed(worker):
+            self.start(worker, None)
+
+    def _is_needed(self, worker: WorkerNode) -> bool:
+        """Whether an idle worker has work, or tasks or objects that no other worker can take."""
+        if worker in self._drains or worker.assigned or worker.eager or worker.parked:
+            return True
+        if any(other.takes_tasks for other in self._workers.values() if other is not worker):
+            return False
+        is_listed = self._objects.has_any_at(worker.facts.netloc) or worker.is_listing
+        return is_listed or self._dispatcher.has_queued
+
     def start(self, worker: WorkerNode, timeout_s: float | None) -> None:
-        """As `request`, for a worker that has drained already when it joined."""
+        """As `request`, for a worker that leaves in any case, or has drained when it joined."""
         self._context.send(worker.facts.id, DrainWorker(timeout_s))
         drain = self._drains.get(worker)
         if drain is None:
@@ -294,7 +316,10 @@ class Draining:
         )
 
     def due_s(self) -> float | None:
-        """The time at which `step` must be called if no event arrives before; None: never."""
+        """The time at which `step` must be called if no event arrives before; None: never.
+
+        Times that have passed wait for an event: that a copy ends, or a suspected worker returns.
+        """
         due: list[float] = []
         for drain in self._drains.values():
             if not drain.is_dismissed:
@@ -303,7 +328,8 @@ class Draining:
                     due.append(drain.until_s)
                 if drain.again_s:
                     due.append(drain.again_s)
-        return min(due, default=None)
+        now_s = self._context.now_s
+        return min([due_s for due_s in due if due_s > now_s], default=None)
 
     def describe(self, worker: WorkerNode) -> dict[str, Any] | None:
         """Describe how far a worker is; None if it does not drain."""

@@ -26,6 +26,7 @@ from ciel.core.events import (
     ContentDiffers,
     CopyTimed,
     DiskQueued,
+    DrainAsked,
     DropObjects,
     InputsLost,
     Message,
@@ -59,6 +60,7 @@ from ciel.master.state.membership import Membership
 from ciel.master.state.operations import JobOperations
 from ciel.master.state.placement.dispatch import Dispatcher
 from ciel.master.state.placement.eager_dispatch import EagerDispatch
+from ciel.master.state.placement.lives import Lives
 from ciel.master.state.placement.reach import Reach
 from ciel.master.state.placement.replication import Replication
 from ciel.master.state.retention import Kept, drop_unneeded
@@ -92,9 +94,10 @@ class MasterMachine:
         self.kept: dict[ObjectId, Kept] = {}  # objects that stay when their jobs are removed
         self.bulk = BulkOperations(self.graph)
         self.cancellations = Cancellations(context)
-        self.eager = EagerDispatch(context)
+        self.lives = Lives(context)
+        self.eager = EagerDispatch(context, self.lives)
         self.attempts = Attempts(
-            context, self.eager, self.cancellations, dispatches_eagerly=delegates
+            context, self.eager, self.lives, self.cancellations, dispatches_eagerly=delegates
         )
         self.timeline = self.attempts.timeline
         self.reach = Reach(context)
@@ -103,6 +106,7 @@ class MasterMachine:
             context.table,
             context.retry_states,
             self.reach,
+            self.lives,
             self.attempts.assign,
             context.fail,
             context.send,
@@ -111,7 +115,7 @@ class MasterMachine:
         self.replication = Replication(context)
         self.member_states = MemberStates(context)
         self.draining = Draining(
-            context, self.dispatcher, self.eager, self.attempts, self.replication
+            context, self.dispatcher, self.eager, self.attempts, self.lives, self.replication
         )
         self.membership = Membership(
             context, self.bulk, self.dispatcher, self.eager, self.attempts, self.children,
@@ -286,6 +290,8 @@ class MasterMachine:
             case StoresReported():
                 worker.stores = message
                 worker.disks.learn(message.disks)
+            case DrainAsked(within_s):
+                self.draining.asked(worker, within_s)
             case StateSet():
                 self.member_states.set(worker, message)
 
@@ -450,9 +456,11 @@ class MasterMachine:
     def has_more(self) -> bool:
         """Whether this tick has left work for the next one, which should follow at once."""
         is_started = bool(self.bulk) or self.graph.has_more or self.dispatcher.is_cut_short
-        if is_started or (bool(self.draining) and self.draining.has_more):
+        if is_started or self.membership.awaited:
+            return is_started
+        if self.draining and self.draining.has_more:
             return True
-        return bool(self.replication) and not self.membership.awaited and self.replication.has_more
+        return bool(self.replication) and self.replication.has_more
 
     def _settle_children(self) -> None:
         """Assign or cancel the inline children that are not decided yet."""
@@ -511,7 +519,7 @@ class MasterMachine:
         if self.has_more:
             return self.context.now_s
         due = [self.job_table.progress_due_s, self.dispatcher.ready.due_s]
-        if self.draining:
+        if self.draining and not self.membership.awaited:
             due.append(self.draining.due_s())
         if self.replication and not self.membership.awaited:
             due.append(self.replication.due_s())

@@ -15,6 +15,7 @@ from ciel.core.offers.resources import Offer, totals_of
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.core.tasks import Needs
 from ciel.core.transports import End, Store
+from ciel.core.workers.lives import FOREVER, Life
 from ciel.master.state.placement.credit import Credit
 from ciel.master.state.placement.disk_use import Disk, DiskUse
 
@@ -52,6 +53,8 @@ class WorkerFacts(NamedTuple):
     resources: tuple[Offer, ...] = ()
     labels: Mapping[str, str] = MappingProxyType({})
     allocation: str = ""  # of a resource manager, in which it runs
+    life_left_s: float | None = None  # when it joined; None: no limit
+    drain_grace_s: float = 0.0  # of that time, for its drain
 
     @property
     def store(self) -> Store:
@@ -102,6 +105,7 @@ class WorkerNode:
         "is_draining",
         "is_listing",
         "is_returning",
+        "life",
         "memory_used",
         "over_credit",
         "parked",
@@ -141,6 +145,8 @@ class WorkerNode:
         self.disks = DiskUse(facts.id, facts.host)
         self.heard_at_s = now_s
         self.suspicion = ""  # why it may be lost; empty if it is not suspected
+        left_s = facts.life_left_s
+        self.life = FOREVER if left_s is None else Life(now_s + left_s, facts.drain_grace_s)
         self.is_draining = False  # it gets only tasks that no other worker can run
         self.is_returning = False  # it runs attempts that it has not reported yet
         self.is_listing = False  # it may have objects that it has not listed yet
@@ -170,6 +176,10 @@ class WorkerNode:
     @property
     def takes_tasks(self) -> bool:
         return not (self.suspicion or self.is_draining)
+
+    @property
+    def has_limited_life(self) -> bool:
+        return self.life is not FOREVER
 
     @property
     def has_credit(self) -> bool:

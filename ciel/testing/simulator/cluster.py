@@ -8,10 +8,12 @@ workers. `master` is the one that has started last; it may be dead. With standby
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from functools import partial
 from random import Random
 
 from ciel.core.ids import ObjectId
 from ciel.core.masters import Succession
+from ciel.core.workers.lives import FOREVER, Life, limited
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.simulator import fake_master
@@ -197,7 +199,25 @@ class Cluster:
         if self.hosts:
             own = self._spools.setdefault(spool, Spool(spool, [host.url for host in self.hosts]))
             voter = FakeVoter(self.world, own)
-        return FakeWorker(self.world, facts, store, self._dial_as_worker, voter)
+        worker = FakeWorker(
+            self.world, facts, store, self._dial_as_worker, voter, self._draw_life(place)
+        )
+        worker.left = lambda: self._succeed(place)
+        return worker
+
+    def _draw_life(self, place: int) -> Life:
+        """Draw when a worker that starts now ends; after the faults, workers live for ever."""
+        options, now_s = self.options, self.world.timeline.now_s
+        if not options.life_mean_s or now_s >= options.faults_end_s:
+            return FOREVER
+        limit_s = options.life_mean_s * (self.chance.uniform(0.5, 1.5) if now_s else 0.5 + place)
+        return limited(limit_s, options.drain_grace_s, now_s)
+
+    def _succeed(self, place: int) -> None:
+        """Replace a worker that has left by itself."""
+        is_wiped = self.chance.random() < self.options.wipe_share
+        replace = partial(self.replace_worker, place, is_wiped=is_wiped, has_moved=is_wiped)
+        self.world.timeline.after(self.world.mean(self.options.restart_mean_s), replace)
 
     def replace_worker(self, place: int, *, is_wiped: bool, has_moved: bool) -> None:
         """Start a worker that replaces an ended one; if it `is_wiped`, in a new directory."""

@@ -14,6 +14,8 @@ from ciel.core.errors import CielError
 from ciel.core.events import (
     CLIENT_GRACE_S,
     HEARTBEAT_INTERVAL_S,
+    LEAVE,
+    Change,
     DropObjects,
     Heartbeat,
     MastersNamed,
@@ -251,6 +253,10 @@ class FakeMaster(Process):
         self._attach(connection, receive, hear_end)
 
     def _worker_sent(self, name: str, message: Message) -> None:
+        if isinstance(message, Change):
+            assert message.topic == LEAVE
+            self._change_workers(self.machine.worker_lost, name, "it left")
+            return
         witness = self._witness
         before = witness.standing(self.machine, message)
         self.machine.worker_sent(name, message, self._now_s)

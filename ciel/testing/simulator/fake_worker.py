@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, cast
 
 from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
+    LEAVE,
     LOST_AFTER_S,
     RECALLED,
+    Change,
     DiskLimit,
     Heartbeat,
     Message,
@@ -33,11 +35,13 @@ from ciel.core.refs import (
     locations_of,
 )
 from ciel.core.tasks import TaskSpec
+from ciel.core.workers.lives import FOREVER, Life
 from ciel.master.state.workers import WorkerFacts
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
 from ciel.testing.simulator.lots import Surroundings, run_lots
 from ciel.testing.simulator.masters.voter import FakeVoter
+from ciel.testing.simulator.witness import Violation
 from ciel.testing.simulator.workloads import PROCESS, Outcome, run
 from ciel.testing.simulator.world import PEER, Connection, Hello, Line, Refusal, World, size_of
 from ciel.wire import messages
@@ -53,6 +57,7 @@ from ciel.worker.state.orders import (
     Key,
     KillAttempt,
     LeaveDisk,
+    LeaveMaster,
     Phase,
     RecallAttempt,
     StartAttempt,
@@ -100,8 +105,10 @@ class FakeWorker:
     def __init__(
         self, world: World[FakeWorker], facts: WorkerFacts, store: dict[ObjectId, bytes],
         dial: Callable[[FakeWorker], Connection | None], voter: FakeVoter | None = None,
+        life: Life = FOREVER,
     ) -> None:  # fmt: skip
         """`voter`: its vote, if there are several masters."""
+        is_calm = world.timeline.now_s >= world.options.faults_end_s
         self.world = world
         self.facts = facts
         self.store = store
@@ -112,7 +119,12 @@ class FakeWorker:
             starts_locally=facts.executors if world.options.delegates else frozenset(),
             memory_bytes=facts.memory_bytes,
             resources=facts.resources,
+            life=life,
+            idle_timeout_s=None if is_calm else world.options.idle_timeout_s or None,
         )
+        self.left: Callable[[], object] = lambda: None
+        """Called when this worker has left for good."""
+        self._is_signalled = False
         self.machine.add_retained(dict.fromkeys(store))
         self.connection: Connection | None = None
         self.session: PeerSession | None = None
@@ -171,6 +183,39 @@ class FakeWorker:
             else:
                 self.connection.close(PEER)
 
+    def end_within(self, grace_s: float) -> None:
+        """Get SIGTERM."""
+        self.world.note(self.facts.id, "got SIGTERM")
+        self._is_signalled = True
+        self._live(self._end_within, grace_s)
+
+    def _end_within(self, grace_s: float) -> None:
+        self.machine.leave_within(grace_s, self.world.timeline.now_s)
+        self._flush()
+
+    def _leave_for_good(self) -> None:
+        for key in self.running:
+            self._check_limit(key)
+        self.world.note(self.facts.id, "leaves for good")
+        if self.session is not None:
+            self.session.send(Change(0, LEAVE, None))
+        self.die(silently=False)
+        self.left()
+
+    def _check_limit(self, key: Key) -> None:
+        """Check that the end of this worker's life does not end an attempt that has time left.
+
+        Its own time limit fitted when it started.
+        """
+        run, life, now_s = self.running.get(key), self.machine.life, self.world.timeline.now_s
+        if run is None or self._is_signalled or now_s < life.hands_over_at_s or run.outer:
+            return
+        limit_s = run.order.spec.needs.timeout_s
+        is_bound = any(isinstance(ref, Fixed) for ref in run.order.inputs)
+        if limit_s and not is_bound and now_s < run.started_at_s + limit_s - 1e-6:
+            text = f"its worker {self.facts.id} ends, and its time limit had not passed"
+            raise Violation(key[0], text)
+
     def freeze(self) -> None:
         self.is_frozen = True
 
@@ -211,7 +256,14 @@ class FakeWorker:
 
     def _hello(self, token: str, received: int | None) -> Hello:
         promised = NO_BALLOT if self.voter is None else self.voter.state.promised
-        return Hello(self.facts, token, received, promised)
+        life, now_s = self.machine.life, self.world.timeline.now_s
+        facts = self.facts._replace(
+            life_left_s=None if life is FOREVER else max(life.ends_at_s - now_s, 0.0),
+            drain_grace_s=life.grace_s,
+            is_draining=self.machine.is_draining,
+            drain_within_s=self.machine.drain_left_s(now_s),
+        )
+        return Hello(facts, token, received, promised)
 
     def _turn_away(self, connection: Connection) -> bool:
         """Close a new connection if this worker does not obey the master; that one may have
@@ -318,7 +370,11 @@ class FakeWorker:
                         self._leave_disk((task, attempt))
                     case StartAttempt():
                         self._later(0.0, self._start, order)
+                    case LeaveMaster():
+                        self._leave_for_good()
+                        return
                     case KillAttempt(task, attempt, force):
+                        self._check_limit((task, attempt))
                         if force or self.world.chance.random() < OBEDIENT_SHARE:
                             self._later(0.01, self._end, (task, attempt), None)
                     case RecallAttempt(task, attempt):

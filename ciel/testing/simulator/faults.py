@@ -32,6 +32,7 @@ class Faults:
         self._chance = cluster.chance
         self._every(options.kill_interval_s, self._kill)
         self._every(options.blackout_interval_s, self._kill_all)
+        self._every(options.signal_interval_s, self._signal)
         self._every(options.cut_interval_s, self._cut)
         self._every(options.pause_interval_s, self._pause)
         self._every(options.client_cut_interval_s, self._cut_client)
@@ -77,6 +78,11 @@ class Faults:
         is_wiped = self._chance.random() < self._options.wipe_share
         has_moved = self._chance.random() < self._options.move_share
         self._cluster.replace_worker(place, is_wiped=is_wiped, has_moved=has_moved)
+
+    def _signal(self) -> None:
+        worker = self._chance.choice(self._cluster.workers)
+        if not worker.is_dead and self._world.happens_now(f"{worker.facts.id} gets SIGTERM"):
+            worker.end_within(self._options.drain_grace_s)
 
     def _cut(self) -> None:
         worker = self._chance.choice(self._cluster.workers)

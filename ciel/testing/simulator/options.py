@@ -42,6 +42,7 @@ class Options:
     flaky_share: float = 0.0  # of tasks that fail a few times, within their retries
     late_failure_share: float = 0.0  # of growing flaky tasks: they create tasks before they fail
     hanging_share: float = 0.0  # of tasks that run until their time limit
+    limited_share: float = 0.0  # of the other tasks without children: their time limit suffices
     sees_errors_share: float = 0.1
     growing_share: float = 0.15
     growth_depth_max: int = 3
@@ -88,6 +89,10 @@ class Options:
     pause_mean_s: float = 3.0
     pause_max_s: float = 1e9
     worker_timeout_s: float = 8.0
+    life_mean_s: float = 0.0  # of workers with time limits, which others replace
+    signal_interval_s: float = 0.0  # a worker gets SIGTERM
+    drain_grace_s: float = 1.0
+    idle_timeout_s: float = 0.0
     partition_interval_s: float = 0.0
     partition_mean_s: float = 3.0
     wall_interval_s: float = 0.0  # workers cannot fetch from each other, but reach the master
@@ -120,6 +125,7 @@ class Options:
     # The checks.
     ticks_per_check: int = 1
     nothing_runs_twice: bool = False
+    nothing_recomputed: bool = False  # no object is lost
     repeats_only_lost: bool = False  # a task runs again only if its worker died before its report
     liveness_s: float = 900.0  # all work must end within this time after the last fault
 
@@ -260,6 +266,20 @@ SCENARIOS: dict[str, Options] = {
         growing_share=0.3, streaming_share=0.2, inline_share=0.2,
     ),
     # Workers that do not reach each other; all but uploads can be recomputed elsewhere.
+    # Workers end at their time limits, by signals, or when they are idle; others replace them.
+    "lives": replace(
+        _CALM, journal=True, workers=4, life_mean_s=3.0, signal_interval_s=3.0, idle_timeout_s=1.0,
+        limited_share=0.6, hanging_share=0.03, task_mean_s=0.3, wipe_share=1.0, restart_mean_s=0.5,
+        cut_interval_s=8.0, crash_interval_s=6.0, fetch_failure_share=0.05, inline_share=0.2,
+        growing_share=0.2,
+    ),
+    # Lives that overlap: a worker that ends has handed everything over, so nothing is recomputed.
+    "shifts": replace(
+        _CALM, workers=4, life_mean_s=9.0, drain_grace_s=3.0, idle_timeout_s=1.5,
+        limited_share=1.0, wipe_share=1.0, restart_mean_s=0.1, inline_share=0.0, twin_share=0.0,
+        release_share=0.0, growing_share=0.0, phases_max=1, task_mean_s=0.2,
+        object_mean_bytes=1_000_000, spike_share=0.0, nothing_recomputed=True,
+    ),
     "walls": replace(
         _CALM, journal=True, workers=4, hosts=4, wall_interval_s=2.0, lasting_share=0.3,
         inline_share=0.2, growing_share=0.3, streaming_share=0.1, choosing_share=0.1,

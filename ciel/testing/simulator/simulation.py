@@ -91,6 +91,7 @@ class Simulation:
         if self.options.nothing_runs_twice:
             if lost := self.master.machine.membership.lost_count:
                 raise Violation("workers", f"{lost} were declared dead, and none has died")
+        if self.options.nothing_runs_twice or self.options.nothing_recomputed:
             for again in self.world.witness.remade:
                 raise Violation(again, f"{again} was recomputed, and no object was lost")
         if self.options.repeats_only_lost:

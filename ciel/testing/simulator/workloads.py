@@ -329,6 +329,14 @@ def _draw_scheduling(options: Options, chance: Random) -> Scheduling:
     return read_scheduling(policy, {name: names[name] for name in names if chance.random() < 0.5})
 
 
+def _time_limit(arguments: dict[str, Any], chance: Random, options: Options) -> float:
+    """Draw a time limit: hanging programs reach theirs, and no others do; 0 means none."""
+    if arguments["hangs"]:
+        return TIME_LIMIT_S
+    is_limited = not arguments["depth"] and chance.random() < options.limited_share
+    return arguments["duration_s"] + TIME_LIMIT_S if is_limited else 0.0
+
+
 def _draw_task(
     options: Options, chance: Random, job: JobId, ordinal: int, pool: list[ObjectId], heals: bool
 ) -> list[TaskSpec]:
@@ -372,7 +380,7 @@ def _draw_task(
     needs = Needs(
         slots=chance.randint(1, min(2, options.slots_per_worker)),
         priority=chance.choice((0, 0, 0, 5)),
-        timeout_s=TIME_LIMIT_S if hangs else 0.0,
+        timeout_s=_time_limit(arguments, Random(f"{job} {ordinal} limits"), options),
         retries=flaky + chance.randint(0, 1),
     )
     hungry = Random(f"{job} {ordinal} {chance.getstate()[1][2]}")

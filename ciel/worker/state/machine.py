@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from math import inf
 
 from ciel.core.events import (
     KILL_GRACE_S,
@@ -21,6 +22,7 @@ from ciel.core.events import (
     CopyObjects,
     CopyTimed,
     DismissWorker,
+    DrainAsked,
     DrainWorker,
     DropObjects,
     FromWorker,
@@ -56,6 +58,8 @@ from ciel.core.refs import (
     locations_of,
 )
 from ciel.core.tasks import PRIORITY_MAX, TaskSpec
+from ciel.core.workers.lives import FOREVER, Life
+from ciel.worker.state.leaving import Leaving
 from ciel.worker.state.local_starts import LocalStarts
 from ciel.worker.state.orders import (
     ABORTED,
@@ -147,6 +151,8 @@ class WorkerMachine:
         memory_bytes: int = 0,
         resources: Iterable[Offer] = (),
         kill_grace_s: float = KILL_GRACE_S,
+        life: Life = FOREVER,
+        idle_timeout_s: float | None = None,
     ) -> None:
         """Create the state of a worker without tasks.
 
@@ -154,7 +160,8 @@ class WorkerMachine:
         a slot is free. `starts_locally`: the executors whose tasks this worker may start itself
         when a parent task here spawns them. `memory_bytes`: the memory for programs; 0 if it is
         unknown. `resources`: the named resources of this worker. `kill_grace_s`: the time between
-        SIGTERM and SIGKILL, for tasks that do not specify it.
+        SIGTERM and SIGKILL, for tasks that do not specify it. `idle_timeout_s`: it asks to leave
+        after this time without a task; None: never.
         """
         self.netloc = netloc
         self._here = frozenset((netloc,))
@@ -191,6 +198,7 @@ class WorkerMachine:
         self._to_copy: dict[ObjectId, None] = {}  # of them, those that are being fetched
         self.is_draining = False
         self._drain_until_s: float | None = None
+        self._leaving = Leaving(life, idle_timeout_s)
         self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._to_fetch: deque[Reference] = deque()  # awaited, and not ordered yet
@@ -349,12 +357,41 @@ class WorkerMachine:
         if refs:
             self._report(ObjectsStored(tuple(refs), kept=True))
 
+    def leave_within(self, grace_s: float, now_s: float) -> None:
+        """Drain now, and end after this time at the latest."""
+        self._leaving.end_within(grace_s, now_s)
+        self._leave(now_s)
+
+    @property
+    def life(self) -> Life:
+        """Until when this worker takes tasks, runs them, and exists."""
+        return self._leaving.life
+
+    def _leave(self, now_s: float) -> None:
+        """Ask the master to drain this worker, or end it, if that is due."""
+        leaving = self._leaving
+        if now_s >= leaving.life.ends_at_s and not leaving.has_ended:
+            leaving.has_ended = True
+            self._orders.append(LeaveMaster())
+        elif (request := leaving.request(now_s)) is not None:
+            if request.within_s is not None:
+                self._drain(request.within_s, now_s)
+            elif self.is_draining:
+                return
+            self._report(request)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether this worker runs or waits for something."""
+        return bool(self._attempts or self._fixed or self._fetching)
+
     def drain_left_s(self, now_s: float) -> float | None:
         """Return the time left until other workers run the tasks of this one; None: no limit."""
         return None if self._drain_until_s is None else max(self._drain_until_s - now_s, 0.0)
 
     def master_reached(self) -> None:
         """Start to report the stored objects to a new master."""
+        self._leaving.master_reached()
         self._to_report = deque(self._stored)
         self._is_listing = True
         self._kept = set(self._stored)
@@ -423,7 +460,7 @@ class WorkerMachine:
         earlier master has ordered its deletion: then it had recorded the report, or ignored it.
         """
         match message:
-            case AttemptsKept() | StoreListed():
+            case AttemptsKept() | StoreListed() | DrainAsked():
                 return False
             case TaskReported(published=refs) | ObjectsStored(refs):
                 return all(ref.id in self._stored for ref in refs if self.netloc in _stores_of(ref))
@@ -842,7 +879,16 @@ class WorkerMachine:
             heappop(self._queue)
             self._start(attempt, now_s)
 
+    def _may_start(self, attempt: Attempt, now_s: float) -> bool:
+        """Whether an attempt can end before this worker does, or can run nowhere else."""
+        if self.life.may_start(attempt.spec.needs.timeout_s, now_s):
+            return True
+        return any(isinstance(ref, Fixed) for ref in attempt.inputs)
+
     def _start(self, attempt: Attempt, now_s: float) -> None:
+        if not self._may_start(attempt, now_s):
+            self._recalled(attempt.key)
+            return
         if self._has_dropped and (dropped := self._dropped_inputs(attempt)):
             self._leave_disk(attempt)  # which the fetches may need
             attempt.phase = Phase.FETCHING
@@ -966,6 +1012,7 @@ class WorkerMachine:
         starts_now = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
         starts_now = starts_now and self._slots.has_memory(spec.needs.memory_bytes)
         starts_now = starts_now and not self.is_draining
+        starts_now = starts_now and self.life.may_start(spec.needs.timeout_s, now_s)
         self._report(SpawnTask(spec, known, key[1], starts_now, bool(wanted)))
         if starts_now and inputs is not None:
             self._local_starts.note(spec.id)
@@ -1130,6 +1177,7 @@ class WorkerMachine:
 
         Returns none while they can wait for further reports; `due_s` is the end of that wait.
         """
+        self._leaving.note(now_s, is_busy=self._is_busy)
         if not self._reports:
             return []
         if not self._reports_are_urgent and now_s < self._reports_due_s:
@@ -1164,6 +1212,7 @@ class WorkerMachine:
 
     def tick(self, now_s: float) -> None:
         """Act on the time limits that have passed, and order further fetches."""
+        self._leave(now_s)
         self._fetch_some()
         while self._patience and self._patience[0][0] <= now_s:
             asking = self._asking.get(self._patience.popleft()[1])
@@ -1192,6 +1241,8 @@ class WorkerMachine:
         while self._deadlines and self._deadlines[0][1] not in self._attempts:
             heappop(self._deadlines)
         due_s = self._deadlines[0][0] if self._deadlines else None
+        if (leave_s := self._leaving.due_s()) < inf:
+            due_s = leave_s if due_s is None else min(due_s, leave_s)
         if self._patience:
             due_s = self._patience[0][0] if due_s is None else min(due_s, self._patience[0][0])
         if self._reports:

@@ -19,6 +19,7 @@ from ciel.core.refs import Fixed, locations_of
 from ciel.core.retries import RetryState, may_kill_workers
 from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR
 from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN, RUNNABLE, Needs
+from ciel.master.state.placement.lives import Lives
 from ciel.master.state.placement.offers import why_none_fits
 from ciel.master.state.placement.random_placement import draw
 from ciel.master.state.placement.reach import Reach
@@ -91,6 +92,7 @@ class Dispatcher:
         table: WorkerTable,
         retry_states: Mapping[str, RetryState],
         reach: Reach,
+        lives: Lives,
         assign: Assign,
         refuse: Refuse,
         send: Send,
@@ -99,6 +101,7 @@ class Dispatcher:
         self._table = table
         self._retry_states = retry_states
         self._reach = reach
+        self._lives = lives
         self._assign = assign
         self._refuse = refuse
         self._send = send
@@ -123,7 +126,8 @@ class Dispatcher:
         self._stale = 0  # the number of stale entries in this tick
         self._waited_for: dict[WorkerNode, None] = {}  # workers that may have parked or bound tasks
         self._reserved: dict[WorkerNode, None] = {}
-        # An input is only on a suspected worker, or no worker reaches all inputs.
+        # An input is only on a suspected worker, or no worker reaches all inputs or lives long
+        # enough.
         self._stranded: list[TaskNode] = []
 
     # --- workers ----------------------------------------------------------------------------------
@@ -131,8 +135,10 @@ class Dispatcher:
     def add_worker(self, worker: WorkerNode) -> None:
         self._table.add(worker)
         self._requeue_for_launchers()
+        self._lives.joined(worker)
         self._joined[worker.facts.id] = worker
         self._gone.pop(worker.facts.netloc, None)
+        self._requeue_stranded()
 
     def remove_worker(self, worker: WorkerNode) -> None:
         self._table.remove(worker)
@@ -262,6 +268,11 @@ class Dispatcher:
         if source is not None:
             self.bandwidths.learn(source, worker.facts.host, copied.size_bytes, copied.run_s)
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether runnable tasks wait for a worker."""
+        return bool(self.ready or self._stranded or any(self.scarce.values()))
+
     # --- dispatch ---------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
@@ -348,8 +359,9 @@ class Dispatcher:
         if is_plain and not spec.inputs and spec.executor in self._everywhere:
             if task.job.spec.scheduling is DEFAULT_SCHEDULING:
                 roomy.rotate(-1)
-                self._assign(task, roomy[-1])
-                return True
+                if self._lives.outlives(roomy[-1], task):
+                    self._assign(task, roomy[-1])
+                    return True
         if self._graph.objects.fixed and (places := self._graph.fixed.location_of(task)):
             self._place_at(task, places, roomy)
             return True
@@ -561,10 +573,17 @@ class Dispatcher:
             self._refuse(task, "NO_EXECUTOR", details)
             return []
         able = [worker for worker in offering if worker.can_hold(spec.needs)]
-        if not able and self._table.may_come(spec.needs):
-            self.for_launchers.push(task)
-        elif not able:
-            self._refuse_as_too_large(task, offering)
+        if not able:
+            if self._table.may_come(spec.needs):
+                self.for_launchers.push(task)
+            else:
+                self._refuse_as_too_large(task, offering)
+            return []
+        able = self._lives.lasting(task, able)
+        if not able:
+            self._stranded.append(task)
+            task.reason = "no worker lives long enough"
+            return []
         able = [worker for worker in able if worker.takes_tasks] or able
         return self._reach.near(task, self._having_space(task, able) or able)
 
@@ -638,7 +657,9 @@ class Dispatcher:
                 if not self._may_run(task):
                     continue
                 is_bound = queue is worker.bound
-                if is_bound or self._has_scarce(worker, task.spec.needs):
+                if not is_bound and not self._lives.outlives(worker, task):
+                    self.ready.push_first(task)
+                elif is_bound or self._has_scarce(worker, task.spec.needs):
                     self._assign(task, worker)
                 else:
                     self._queue_of(task).push_first(task)
@@ -661,6 +682,7 @@ class Dispatcher:
                 able = task.spec.executor in worker.facts.executors and worker.can_hold(needs)
                 able = able and bool(self._having_space(task, (worker,)))
                 able = able and self._reach.suits(task, worker)
+                able = able and self._lives.outlives(worker, task)
                 if not (able and self._has_scarce(worker, needs)) or not (
                     is_idle or (worker.has_free(needs) and self._is_cheaper(task, worker, victim))
                 ):
@@ -721,6 +743,7 @@ class Dispatcher:
                 and taker.can_hold(spec.needs)
                 and taker.has_free(spec.needs)
                 and self._reach.suits(task, taker)
+                and self._lives.outlives(taker, task)
                 for taker in takers
             )
             if (fixed and self._graph.fixed.location_of(task)) or not worker.slots_of(task, key[1]):

@@ -21,6 +21,7 @@ from ciel.core.jobs import Job
 from ciel.core.refs import STREAMS, Concrete, Failure, Sweetheart, locations_of
 from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING
 from ciel.master.state.context import Context
+from ciel.master.state.placement.lives import Lives
 from ciel.master.state.workers import AttemptKey, WorkerNode
 
 EAGER_MAX = 64
@@ -43,12 +44,13 @@ WASTED_KEPT_MAX = 1000
 class EagerDispatch:
     """Sends waiting tasks to workers in advance, and cancels those that cannot start there."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, lives: Lives) -> None:
         self.tasks: dict[TaskNode, WorkerNode] = {}  # producers before their readers
         self._graph = context.graph
         self._workers = context.table.by_id
         self._retry_states = context.retry_states
         self._context = context
+        self._lives = lives
         self._wasted: dict[TaskNode, int] = {}  # cancelled eager attempts since the task last ran
         self._producers: dict[TaskNode, None] = {}  # their readers may be dispatched now
         # Producers whose readers may be dispatched when the worker has room again.
@@ -144,7 +146,7 @@ class EagerDispatch:
             return False
         if not worker.takes_tasks or spec.executor not in facts.executors:
             return False
-        if not worker.can_hold(spec.needs):
+        if not (worker.can_hold(spec.needs) and self._lives.outlives(worker, task)):
             return False
         if self._graph.objects.fixed and self._graph.fixed.location_of(task) - {facts.netloc}:
             return False

@@ -256,6 +256,15 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
         if task in worker.parked or task in worker.bound:
             lines = [f"it waits for room on worker {worker.facts.id}: {_load(worker)}"]
             return lines + _placed(task, "it should run there")
+    short = machine.lives.why_short(task, workers)
+    if len(short) == len(workers):
+        return ["no worker lives long enough for it, and it waits for another one:", *short]
+    return _why_no_room(machine, task, machine.lives.lasting(task, workers)) + short
+
+
+def _why_no_room(
+    machine: MasterMachine, task: TaskNode, workers: Sequence[WorkerNode]
+) -> list[str]:
     needs = task.spec.needs
     if not any(worker.can_hold(needs) for worker in workers):
         return ["no connected worker can run it; it waits for one that a launcher can start"]

@@ -19,6 +19,7 @@ from ciel.core.offers.resources import read_offer
 from ciel.core.plans import HttpPlan
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream
 from ciel.core.tasks import TaskSpec
+from ciel.core.workers.lives import FOREVER, Life
 from ciel.testing.builders import a_task, stored
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
@@ -41,11 +42,14 @@ class Played:
     """A worker's machine with a clock."""
 
     def __init__(
-        self, slots: int = 1, starts_locally: str = "", memory_bytes: int = 0, resources: str = ""
-    ) -> None:
+        self, slots: int = 1, starts_locally: str = "", memory_bytes: int = 0, resources: str = "",
+        life: Life = FOREVER, idle_timeout_s: float | None = None,
+    ) -> None:  # fmt: skip
+        local = frozenset(starts_locally.split())
         self.machine = WorkerMachine(
-            HERE, "this host", slots, starts_locally=frozenset(starts_locally.split()),
-            memory_bytes=memory_bytes, resources=[read_offer(text) for text in resources.split()],
+            HERE, "this host", slots, starts_locally=local, memory_bytes=memory_bytes, life=life,
+            resources=[read_offer(text) for text in resources.split()],
+            idle_timeout_s=idle_timeout_s,
         )  # fmt: skip
         self.now_s = 100.0
         self.machine.master_message(

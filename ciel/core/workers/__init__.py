@@ -1,0 +1,1 @@
+"""Values about workers that the master and the workers share."""
