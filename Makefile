@@ -137,6 +137,10 @@ check-stores: dev
 check-two-kernels: dev
 	@$(RUN)/python scc/tests/two_kernels.py
 
+# Workers end at time limits and by signals, with real daemons; some minutes.
+check-reach: dev
+	@$(RUN)/pytest -q -m slow tests/reach
+
 # A virtual machine swaps to the memory of two servers, and to a modelled disk; half an hour. Needs Debian's packages
 # nbdkit, nbdkit-plugin-dev, qemu-system-x86 and busybox-static.
 check-swap: dev

@@ -93,7 +93,7 @@ def test_the_unit_of_systemd_starts_it_and_learns_when_it_serves(tmp_path: Path)
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         try:
-            assert notified.recv(100) == b"READY=1"
+            assert notified.recv(1000).startswith(b"READY=1\nSTATUS=serves ")
             with ShmdClient(directory, timeout_s=20) as client:
                 assert client.write("x")
         finally:

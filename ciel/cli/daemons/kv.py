@@ -196,6 +196,16 @@ class KvDaemon:
             "commands": server.metrics.calls,
         }  # fmt: skip
 
+    def summary(self) -> str:
+        """Return the state in one line, for the service manager."""
+        server = self._server
+        if server is None:
+            return "starts"
+        return f"{len(server.sessions)} clients, {server.rows.number} records"
+
+    def terminate(self) -> None:
+        self.stop()
+
     def fail(self, reason: str, status: int = 1) -> None:
         """Shut down because of a failure."""
         if not self.failure:

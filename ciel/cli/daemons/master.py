@@ -571,6 +571,18 @@ class Master:
             self.successor = [*successor, *options]
         self.stop()
 
+    def summary(self) -> str:
+        """Return the state in one line, for the service manager."""
+        if self._service is None:
+            return "follows another master, or starts"
+        machine = self._service.machine
+        totals = machine.job_table.totals
+        active = sum(count for state, count in totals.items() if state not in ENDED)
+        return f"{len(machine.workers)} workers, {active} active jobs"
+
+    def terminate(self) -> None:
+        self.stop()
+
     def stop(self) -> None:
         """Shut down in order."""
         while self._closers:

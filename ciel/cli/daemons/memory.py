@@ -213,6 +213,14 @@ class MemoryServer:
         figures = self._pages.figures()._asdict() if self._pages is not None else {}
         return {"server": self._id, "extents": len(self._held), **figures}
 
+    def summary(self) -> str:
+        """Return the state in one line, for the service manager."""
+        connected = "no master" if self._peer is None else f"joined {self._peer.address}"
+        return f"{len(self._held)} extents, {connected}"
+
+    def terminate(self) -> None:
+        self.stop()
+
     def fail(self, reason: str, status: int = 1) -> None:
         """Shut down because of a failure."""
         self.failure, self.status = reason, status

@@ -7,12 +7,12 @@ import contextlib
 import gc
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from twisted.internet.task import LoopingCall
 from twisted.logger import (
     FilteringLogObserver,
     Logger,
@@ -28,6 +28,7 @@ from ciel.cli.daemons.diagnosis import Diagnosis
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.lifeline import Lifeline
 from ciel.launch.limits import open_files_advice, raise_open_files
+from ciel.launch.notification import STATUS_EVERY_S, ServiceReports
 from ciel.net import loop
 from ciel.net.errors import ForeignAddressError
 from ciel.net.ticks import PauseGauge, use_monotonic_clock
@@ -53,6 +54,9 @@ class Daemon(Protocol):
     def describe(self) -> Any:
         """Return the state for a dump, as a JSON value."""
 
+    def summary(self) -> str:
+        """Return the state in one line, for the service manager."""
+
     def open_alone(self) -> None:
         """Open with the settings of the options and the environment."""
 
@@ -64,6 +68,9 @@ class Daemon(Protocol):
 
     def stop(self) -> None:
         """Shut down in order; the reactor may not be running yet."""
+
+    def terminate(self) -> None:
+        """Shut down after SIGTERM; a worker may first hand over its tasks and objects."""
 
 
 def run(
@@ -84,7 +91,8 @@ def run(
         daemon = make(reactor, options)
     except (DaemonError, OSError) as error:
         return _refuse_to_start(name, error)
-    stop_on_signals(reactor, daemon.stop)
+    services = ServiceReports(os.environ)
+    stop_on_signals(reactor, services, daemon)
     directory = Path(options.log).absolute().parent if options.log else state_directory(os.environ)
     diagnosis = Diagnosis(name, reactor, directory, reactor.recorder, daemon.describe)
     daemon.dump = diagnosis.dump
@@ -100,14 +108,15 @@ def run(
         else:
             daemon.open_alone()
             reactor.measure(PauseGauge())
-            report_to_systemd()
+            report_state(reactor, services, daemon)
     except start_errors as error:
         daemon.stop()
         return _refuse_to_start(name, error)
     reactor.run(installSignalHandlers=False)
     diagnosis.stop()
     if daemon.successor:
-        os.execv(daemon.successor[0], daemon.successor)
+        os.execve(daemon.successor[0], daemon.successor, os.environ | services.variables)
+    services.stopping()
     if (
         daemon.failure and not options.embedded
     ):  # the standard error of an embedded daemon is its log
@@ -115,13 +124,19 @@ def run(
     return daemon.status
 
 
-def report_to_systemd() -> None:
-    """Report that the daemon serves, if systemd has started it with `Type=notify`."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            is_abstract = address.startswith("@")
-            sock.sendto(b"READY=1", f"\0{address[1:]}" if is_abstract else address)
+def report_state(reactor: Any, services: ServiceReports, daemon: Daemon) -> None:
+    """Report to the service manager that the daemon serves, and from then on how it is."""
+    if not services:
+        return
+    services.ready(daemon.summary())
+    reports = [(STATUS_EVERY_S, lambda: services.describe(daemon.summary()))]
+    if services.alive_every_s is not None:
+        services.alive()
+        reports.append((services.alive_every_s, services.alive))
+    for every_s, report in reports:
+        repeated = LoopingCall(report)
+        repeated.clock = reactor
+        repeated.start(every_s, now=False)
 
 
 def start_failure(error: Exception) -> tuple[str, int]:
@@ -207,11 +222,12 @@ def without_collection() -> Iterator[None]:
         gc.enable()
 
 
-def stop_on_signals(reactor: Any, stop: Callable[[], None]) -> None:
-    """Call `stop` in the event loop on SIGTERM and SIGINT."""
+def stop_on_signals(reactor: Any, services: ServiceReports, daemon: Daemon) -> None:
+    """End the daemon, in the event loop, on SIGTERM and SIGINT."""
 
     def on_signal(number: int, frame: object) -> None:
-        reactor.callFromThread(stop)
+        services.stopping()
+        reactor.callFromThread(daemon.terminate if number == signal.SIGTERM else daemon.stop)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)

@@ -39,7 +39,7 @@ from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
 from ciel.cli.daemons.stores import add_verify
-from ciel.cli.daemons.timeouts import add_kill_grace
+from ciel.cli.daemons.timeouts import add_kill_grace, add_life
 from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.core.admission import Policy
 from ciel.core.errors import CielError
@@ -48,6 +48,7 @@ from ciel.core.masters import NO_BALLOT
 from ciel.core.offers.labels import read_label
 from ciel.core.offers.resources import Offer, offer_of, read_offer
 from ciel.core.tasks import SLOTS_MAX
+from ciel.core.workers.lives import DRAIN_GRACE_S, FOREVER, limited
 from ciel.execution.environment import GPU, SHMD, Callers, device_order, inherited
 from ciel.execution.kept import KeptAttempts
 from ciel.launch import LaunchError, become_subreaper
@@ -104,6 +105,9 @@ from ciel.worker.transfer.peer_stores import PeerStores
 from ciel.worker.transfer.url_fetching import UrlFetching
 
 DEFAULT_LISTEN = "127.0.0.1:0"
+END_S = 1.0
+"""How long a worker whose life ends, or that was drained, waits for programs after SIGTERM: its
+drain gave them time to end."""
 
 
 def _add_resources(add: Callable[..., object]) -> None:
@@ -193,6 +197,7 @@ def parser() -> argparse.ArgumentParser:
     _add_storage(add)
     add_verify(parse)
     add_kill_grace(parse)
+    add_life(parse)
     add(
         "--no-delegation",
         action="store_true",
@@ -244,6 +249,8 @@ class Worker:
         self._offers: list[Offer] = []
         self._closers: list[Any] = []
         self._has_joined = False
+        self._drain: Callable[[float], bool] | None = None  # after SIGTERM
+        self._is_draining = False  # because of a signal
         self._cancel_all: Callable[[Callable[[], None]], None] | None = None
         self._url = ""
         self._state: WorkerMachine | None = None
@@ -336,6 +343,7 @@ class Worker:
         service.objection = masters.objection
         self._closers.append(reconnector.stop)
         self._cancel_all = partial(self._cancel_programs, service, reconnector)
+        self._drain = service.leave_within
         return reconnector
 
     def _listen(self, factory: Any) -> Address:
@@ -384,9 +392,11 @@ class Worker:
             "starts_locally": [] if options.no_delegation else list(here),
             "memory_bytes": options.memory or memory_of_host(),
             "resources": self._offers,
-            "kill_grace_s": options.kill_grace,
+            "kill_grace_s": options.kill_grace, "idle_timeout_s": options.idle_timeout,
         }  # fmt: skip
-        machine = WorkerMachine(**self._machine_options)
+        grace_s = DRAIN_GRACE_S if options.drain_grace is None else options.drain_grace
+        life = limited(options.time_limit, grace_s, self._reactor.seconds())
+        machine = WorkerMachine(**self._machine_options, life=life)
         machine.add_retained(held_by(store))
         machine.uploads.found(machine.stored, self._reactor.seconds())
         return machine
@@ -428,6 +438,9 @@ class Worker:
     ) -> Session:  # fmt: skip
         if masters.promised != NO_BALLOT:
             about = about | {"promised": ballot_to_json(masters.promised)}
+        if machine.life is not FOREVER:
+            left_s = max(machine.life.ends_at_s - self._reactor.seconds(), 0.0)
+            about = about | {"life_left_s": left_s, "drain_grace_s": machine.life.grace_s}
         if machine.is_draining:
             left_s = machine.drain_left_s(self._reactor.seconds())
             about = about | {"draining": True, "drain_within_s": left_s}
@@ -623,18 +636,45 @@ class Worker:
         service.cancel_all(done)
 
     def _dismissed(self) -> None:
-        log.info("this worker was drained: it leaves, and ends")
+        """Leave: the worker was drained, or its life has ended."""
+        machine = self._state
+        if machine is not None and machine.life.ends_at_s <= self._reactor.seconds():
+            left = len(machine.attempts)
+            log.info("the time of this worker is over: it ends; {left} tasks still run", left=left)
+        else:
+            log.info("this worker was drained: it leaves, and ends")
+        self._is_draining = False
         self._reactor.callLater(0, self.stop)
+        self._reactor.callLater(END_S, self.stop)
+
+    def summary(self) -> str:
+        """Return the state in one line, for the service manager."""
+        machine = self._state
+        if machine is None:
+            return "starts"
+        taken, drains = machine.slots - machine.slots_free, ", drains" * machine.is_draining
+        queued = machine.queue_length
+        return f"{taken} of {machine.slots} slots taken, {queued} tasks queued{drains}"
+
+    def terminate(self) -> None:
+        """Drain for --drain-grace at most, and stop; a second signal stops at once."""
+        grace_s, drain, self._drain = self._options.drain_grace, self._drain, None
+        if drain is None or not grace_s or self._options.embedded or not drain(grace_s):
+            self.stop()
+            return
+        self._is_draining = True
+        log.info("drains for {grace:g} s at most, and ends", grace=grace_s)
 
     def stop(self) -> None:
         """Cancel all attempts; close everything once they have ended, at most after their grace
         time.
 
-        A second call closes everything at once, and so does the first one in an embedded worker or
-        after a failure.
+        A second call closes everything at once, and so does the first one in an embedded worker,
+        in a worker that drains after SIGTERM, or after a failure.
         """
         cancel_all, self._cancel_all = self._cancel_all, None
-        if cancel_all is None or self._options.embedded or self.failure:
+        is_at_once = self._options.embedded or self._is_draining or bool(self.failure)
+        if cancel_all is None or is_at_once:
             self._stop_now()
         else:
             cancel_all(self._stop_now)

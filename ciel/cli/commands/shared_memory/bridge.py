@@ -51,6 +51,13 @@ class BridgeDaemon:
         """Return the state for a dump."""
         return None if self._bridge is None else {"ports": self._bridge.ports}
 
+    def summary(self) -> str:
+        """Return the state in one line, for the service manager."""
+        return "starts" if self._bridge is None else f"offers the ports {self._bridge.ports}"
+
+    def terminate(self) -> None:
+        self.stop()
+
     def fail(self, reason: str) -> None:
         """Shut down because of a failure."""
         self.failure, self.status = reason, 1

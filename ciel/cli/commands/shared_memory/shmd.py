@@ -57,6 +57,13 @@ class ShmdDaemon:
         """Return the state for a dump."""
         return None if self._store is None else self._store.figures()
 
+    def summary(self) -> str:
+        """Return the state in one line, for the service manager."""
+        return "starts" if self._store is None else f"serves {self._store.directory}"
+
+    def terminate(self) -> None:
+        self.stop()
+
     def fail(self, reason: str) -> None:
         """Shut down because of a failure."""
         self.failure, self.status = reason, 1
