@@ -75,7 +75,7 @@ def test_programs_do_not_get_the_variables_and_a_successor_does() -> None:
     [
         ("10000000", "own", 4.0),
         ("10000000", None, 4.0),
-        ("10000000", "1", None),  # the variables are those of its parent
+        ("10000000", "1", None),  # the variables describe the parent process
         ("0", None, None),
         ("soon", None, None),
     ],

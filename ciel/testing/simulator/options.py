@@ -42,7 +42,7 @@ class Options:
     flaky_share: float = 0.0  # of tasks that fail a few times, within their retries
     late_failure_share: float = 0.0  # of growing flaky tasks: they create tasks before they fail
     hanging_share: float = 0.0  # of tasks that run until their time limit
-    limited_share: float = 0.0  # of the other tasks without children: their time limit suffices
+    limited_share: float = 0.0  # of tasks with a sufficient time limit, if they create no tasks
     sees_errors_share: float = 0.1
     growing_share: float = 0.15
     growth_depth_max: int = 3

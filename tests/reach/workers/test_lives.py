@@ -81,7 +81,7 @@ def test_at_its_time_limit_a_worker_has_handed_everything_over(cluster: HandClus
     has_started(cluster, 1)
     cluster.start_worker()
     has_left(short)
-    has_started(cluster, 2)  # on the other worker
+    has_started(cluster, 2)  # on the second worker
     (cluster.home.path / "go").touch()
     out(cluster, "job", "wait", "last")
     assert out(cluster, "job", "output", "1") == 100_000 * "x"
