@@ -137,10 +137,6 @@ check-stores: dev
 check-two-kernels: dev
 	@$(RUN)/python scc/tests/two_kernels.py
 
-# Workers end at time limits and by signals, with real daemons; some minutes.
-check-reach: dev
-	@$(RUN)/pytest -q -m slow tests/reach
-
 # A virtual machine swaps to the memory of two servers, and to a modelled disk; half an hour. Needs Debian's packages
 # nbdkit, nbdkit-plugin-dev, qemu-system-x86 and busybox-static.
 check-swap: dev
@@ -151,7 +147,8 @@ check-swap: dev
 check-memory: dev
 	@$(RUN)/python tests/memory/check_memory.py $(ONLY)
 
-# Workers from a real Slurm and over a real sshd on this computer, and what else reaches other systems; some minutes.
+# Workers from a real Slurm and over a real sshd on this computer, workers that end at time limits, and what else reaches
+# other systems; some minutes.
 # Needs Debian's packages slurm-wlm, munge and openssh-server, and root for Slurm; `make check-reach ONLY=ssh`.
 check-reach: dev
 	@$(RUN)/pytest -m slow tests/reach/$(ONLY)

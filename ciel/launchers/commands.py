@@ -17,9 +17,6 @@ _SHOWN_MAX_LENGTH: Final = 300
 
 WORKER: Final = "ciel-worker"
 
-LIFE_OPTIONS: Final[frozenset[str]] = frozenset()
-"""Add --time-limit here as soon as `ciel-worker` has this option."""
-
 
 def worker_command(program: str, site: Site, own: Mapping[str, str]) -> str:
     """Return the command of a worker as a line of shell.
@@ -27,7 +24,7 @@ def worker_command(program: str, site: Site, own: Mapping[str, str]) -> str:
     `own`: options that differ between allocations, with values in the syntax of the shell.
     """
     words = [*shlex.split(program), "--listen", "auto"]
-    if site.time_limit_s and "--time-limit" in LIFE_OPTIONS:
+    if site.time_limit_s:
         words += ["--time-limit", f"{site.time_limit_s:g}"]
     words += site.worker_options
     given = set(words)

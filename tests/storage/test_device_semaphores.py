@@ -247,7 +247,7 @@ def test_a_queue_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_directory_of_all_queues_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DeviceQueueError, match="No such file or directory: .*missing"):
+    with pytest.raises(DeviceQueueError, match=r"No such file or directory: .*missing"):
         QueueEntry("8-0", 1, root=str(tmp_path / "missing"))
 
 

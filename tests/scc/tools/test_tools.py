@@ -242,7 +242,7 @@ def test_a_machine_without_shared_memory_is_told_so(tmp_path: Path) -> None:
     if not device_of(str(source)).is_limited:
         pytest.skip("files of this directory are in memory")
     environ = {**os.environ, "SHMFS_NAME": str(device)}
-    init = [TOOL_DIRECTORY / "shminit", "--blocks", "200", "--block-size", "4KiB"]
+    init = [str(TOOL_DIRECTORY / "shminit"), "--blocks", "200", "--block-size", "4KiB"]
     subprocess.run(init, env=environ, check=True, timeout=WAIT_S)
     load = [str(TOOL_DIRECTORY / "shmld"), str(source)]
     command = on_mount(["-t", "tmpfs", "none"], Path("/dev"), load)
