@@ -135,6 +135,7 @@ specs = st.builds(
     st.builds(
         Needs, st.integers(1, 9), counts, st.integers(-9, 9), seconds, st.integers(0, 9),
         st.lists(texts, max_size=2).map(tuple), seconds, seconds, seconds, texts,
+        st.lists(st.tuples(texts, counts), max_size=2).map(tuple), texts,
     ),
     flags,
     st.sampled_from(Mentions),

@@ -126,8 +126,7 @@ class LocalCluster(Shown):
         ]  # fmt: skip
         self._of_workers = ["--kill-grace", str(kill_grace_s), "--verify", verify]
         self._offers = offers
-        self._journal_sync = journal_sync
-        self._is_resumable = resumable
+        self._journal_sync, self._is_resumable = journal_sync, resumable
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
         self.died = ""
         """Why the cluster has ended by itself; empty if it has not."""
