@@ -20,6 +20,8 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/state/server
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
+TOOLS := .venv-tools
+.PHONY: tools check-tools
 .PHONY: deps dev compiled demo test test-all test-near map requirements sim sim-volumes sim-mutants test-under-load check check-deep check-stores check-two-kernels check-swap check-memory check-kv check-heap check-reach bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
@@ -163,6 +165,25 @@ check-kv: dev
 check-heap: dev
 	$(RUN)/pytest -q tests/heap
 	@$(RUN)/python tests/heap/check_lua.py
+
+# The tools that ciel works in, in an environment of their own, which also sees this checkout; some minutes.
+TOOLS_STAMP := $(TOOLS)/.installed
+$(TOOLS_STAMP): $(STAMP) tests/reach/tools/requirements.txt
+	@echo "ciel: installing into $(TOOLS) what tests/reach/tools needs"
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/pip --quiet --disable-pip-version-check install -r tests/reach/tools/requirements.txt
+	@site=$$($(TOOLS)/bin/python -c 'import site; print(site.getsitepackages()[0])') && \
+		own=$$($(RUN)/python -c 'import site; print(site.getsitepackages()[0])') && \
+		echo "import site; site.addsitedir('$$own')" >$$site/ciel-checkout.pth && \
+		echo "$(CURDIR)/contrib/snakemake-executor-plugin-ciel" >$$site/ciel-plugins.pth
+	@ln -sf $(CURDIR)/$(RUN)/ciel* $(TOOLS)/bin/
+	@touch $(TOOLS_STAMP)
+
+tools: $(TOOLS_STAMP)
+
+# Run ciel inside Snakemake and other tools; some minutes.
+check-tools: tools
+	$(RUN)/pytest -q tests/reach/tools
 
 # Run the installed file-system testers on `ciel shmfs mount`.
 check-fuse: dev
