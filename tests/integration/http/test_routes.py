@@ -29,7 +29,9 @@ class Live(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
-    cluster = HandCluster.start(Home(tmp_path_factory.mktemp("routes")), workers=2)
+    home = Home(tmp_path_factory.mktemp("routes"))
+    home.environ["CIEL_TES_IMAGES"] = "ignore"
+    cluster = HandCluster.start(home, workers=2)
     yield cluster
     try:
         for name in ("master", "worker1", "worker2"):
@@ -62,7 +64,10 @@ def master(cluster: HandCluster) -> Live:
         ended(door, job)
     worker = door.ask_as(Role.READ, "GET", "/api/v1/workers").json()[0]["worker"]
     running = submitted(door, "sleep", "1000")["job"]
+    one = {"executors": [{"image": "none", "command": ["true"]}]}
+    tes = str(door.ask_as(Role.SUBMIT, "POST", "/ga4gh/tes/v1/tasks", one).json()["id"])
     names = {**of_one, "failed": failed, "doomed": doomed, "running": running, "worker": worker}
+    names |= {"tes": tes, "tes_cancel": f"{tes}:cancel"}
     return Live(door, names, cluster.master.pid)
 
 

@@ -22,6 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
     if not (BIN / "python").exists():
         pytest.skip("the tools are missing; `make tools` installs them")
     home = Home(tmp_path_factory.mktemp("tools"))
+    home.environ["CIEL_TES_IMAGES"] = "ignore"
     cluster = HandCluster.start(home, 1, "--slots", "3")
     yield cluster
     cluster.stop()

@@ -1,6 +1,6 @@
 """The rows of the master's routes, see `routes`. Live names: `job` has ended, its `task` has
 produced `id`; `running` runs; `failed` can be retried; `doomed` may be removed; `worker` is
-connected.
+connected; `tes` is a task of TES, and `tes_cancel` the name that cancels it.
 """
 
 from __future__ import annotations
@@ -99,8 +99,20 @@ def _ours() -> Iterator[Row]:
     yield Row("DELETE", "/api/v1/jobs/{job}", SUBMIT, names={"job": "doomed"})
 
 
+def _tes() -> Iterator[Row]:
+    at = "/ga4gh/tes/v1"
+    yield Row("GET", f"{at}/service-info")
+    yield Row("GET", f"{at}/tasks/service-info")
+    yield Row("GET", f"{at}/tasks")
+    one = b'{"executors": [{"image": "none", "command": ["true"]}]}'
+    yield Row("POST", f"{at}/tasks", SUBMIT, body=one, takes="json")
+    yield Row("GET", f"{at}/tasks/{{task}}", names={"task": "tes"})
+    yield Row("POST", f"{at}/tasks/{{task}}", SUBMIT, names={"task": "tes_cancel"})
+
+
 MASTER_ROWS: Final = (
     *_ours(),
+    *_tes(),
     *_original(),
     Row("POST", "/control/worker/reset", Role.ADMIN),
     Row("POST", "/api/v1/debug/dump", Role.ADMIN),
