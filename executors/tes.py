@@ -1,4 +1,4 @@
-"""The executor `tes`: runs the commands of a task of GA4GH TES, one after the other.
+"""Translates a task of GA4GH TES into a program that runs its commands in order.
 
 The routes of TES (`ciel.tes`) create its tasks. Argument (`args`): `document`, the JSON of the
 task. The program `programs/tes.py` places inputs, runs the commands, and stores outputs. Output 0

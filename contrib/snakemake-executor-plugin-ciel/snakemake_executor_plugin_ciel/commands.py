@@ -13,7 +13,7 @@ from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MAX, PRIORITY_MIN, Needs
 
 MEBIBYTE = 1 << 20
 SNAKEMAKE_MIB = 256
-"""The memory of the Snakemake that runs a job on a worker, in addition to that of the job."""
+"""How much memory a Snakemake on a worker needs, in addition to the memory of its job."""
 WORD_MAX_BYTES = 100_000
 """The kernel allows 128 KiB for one argument of a program."""
 _UNKNOWN = "<TBD>"

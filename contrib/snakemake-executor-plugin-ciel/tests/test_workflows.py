@@ -47,7 +47,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def snakemake(*options: str, status: int = 0) -> str:
-    """Run Snakemake in the current directory; return what it prints."""
+    """Run Snakemake in the current directory; return its output."""
     command = [sys.executable, "-m", "snakemake", "--executor", "ciel", "--jobs", "4", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == status, done.stdout
