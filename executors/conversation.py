@@ -26,7 +26,7 @@ from ciel.core.refs import (
     Sweetheart,
     Value,
 )
-from ciel.core.tasks import Needs
+from ciel.core.tasks import LIMITS, TEXT_CHECKS, Needs
 from ciel.execution.attempt import Attempt, Growth, OpenInput
 from ciel.execution.conversation import Over
 from ciel.execution.executor import BadArgumentsError, store_level
@@ -347,6 +347,7 @@ Conversation.METHODS = {
     "error": Conversation._error,
     "exit": Conversation._exit,
 }
+_TEXTS = frozenset([limit.name for limit in LIMITS if limit.kind in TEXT_CHECKS])
 _UNUSED_KEYS = ("executor_name", "small_task", "scheduling_class", "scheduling_type")
 
 
@@ -360,9 +361,9 @@ def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
             if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
                 raise BadCallError(f"'retry_on' must be a list of strings, not {value!r:.40}")
             needs[key] = tuple(value)
-        elif key == "io":
+        elif key in _TEXTS:
             if not isinstance(value, str):
-                raise BadCallError(f"'io' must be a string, not {value!r:.40}")
+                raise BadCallError(f"{key!r} must be a string, not {value!r:.40}")
         elif key.endswith("_s"):
             if type(value) not in (int, float):
                 raise BadCallError(f"{key!r} must be a number of seconds, not {value!r:.40}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from math import inf
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ciel.core.errors import InvalidTaskError
@@ -22,6 +23,12 @@ RETRY_KINDS_MAX = 20
 IO_MAX_LENGTH = 1000
 WORK_DISK = "disk"
 """As `Needs.io`: the disk of the worker's work directory."""
+IMAGE_MAX_LENGTH = 1000
+NO_ISOLATION, LIMITED, STRICT = ISOLATIONS = ("none", "limits", "strict")
+"""The levels of isolation, as `Needs.isolate`; each one includes the levels before it."""
+PODMAN, APPTAINER = "podman", "apptainer"
+MECHANISMS = (STRICT, PODMAN, APPTAINER)
+"""What a worker may lack (see `Isolation`)."""
 KIND_PATTERN = re.compile("[A-Z][A-Z0-9_]{0,63}")
 NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
 """Faults that another attempt cannot fix."""
@@ -37,6 +44,8 @@ class Needs(NamedTuple):
     slot, after its inputs exist. `kill_grace_s`: the time that its program gets to end after
     SIGTERM. `io`: the disk that bounds the speed of the task (CIB-42): `WORK_DISK`, or a path on
     the disk; empty if none does. Such a task waits for a permit of the disk without a slot.
+    `isolate`: one of `ISOLATIONS`; empty means the least level of the worker. `image`: the
+    container image in which its program runs; empty if it runs in none.
     """
 
     slots: int = 1
@@ -49,6 +58,20 @@ class Needs(NamedTuple):
     delay_s: float = 0.0
     kill_grace_s: float = -1.0  # below 0: the worker's default
     io: str = ""
+    isolate: str = ""
+    image: str = ""
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the task asks for a level of isolation or a container."""
+        return bool(self.isolate or self.image)
+
+    @property
+    def container(self) -> str:
+        """The program that runs its image; empty if it needs none."""
+        if not self.image:
+            return ""
+        return APPTAINER if self.image.endswith(".sif") else PODMAN
 
 
 DEFAULT_NEEDS = Needs()
@@ -58,8 +81,9 @@ class Limit(NamedTuple):
     """A row of the table of needs: what a field of `Needs` may be, and who can set it.
 
     `kind`: the kind of its values: whole numbers (`count`), `bytes`, `seconds`, `kinds` of
-    failure, or a `disk`. `option`: its name in `ciel submit`, with its `metavar` and its `help`;
-    empty if there is none. `in_python`: whether `ciel.task` takes it.
+    failure, a `disk`, a level of `isolation`, or an `image`. `option`: its name in `ciel submit`,
+    with its `metavar` and its `help`; empty if there is none. `in_python`: whether `ciel.task` takes
+    it.
     """
 
     name: str
@@ -115,6 +139,15 @@ LIMITS: tuple[Limit, ...] = (
         "io", "disk", 0, IO_MAX_LENGTH, "--io", "DISK",
         "the disk that bounds each run: disk (of the worker's work directory), or a path on it; "
         "a run that waits for this disk holds no slot",
+    ),
+    Limit(
+        "isolate", "isolation", 0, 0, "--isolate", "LEVEL",
+        "how far each run is isolated: none, limits, or strict (default: the worker's --isolate)",
+    ),
+    Limit(
+        "image", "image", 0, IMAGE_MAX_LENGTH, "--image", "IMAGE",
+        "run in a container of this image: FILE.sif by apptainer, any other name by podman",
+        in_python=False,
     ),
 )  # fmt: skip
 """One row for each field of `Needs`, in their order. The checks, the records, the options of
@@ -257,8 +290,8 @@ def _check_needs(spec: TaskSpec) -> None:
         if limit.kind == "kinds":
             if wrong := wrong_kinds(value):
                 raise InvalidTaskError(spec.id, f"{limit.name}: {wrong}")
-        elif limit.kind == "disk":
-            if wrong := wrong_disk(value):
+        elif (check := TEXT_CHECKS.get(limit.kind)) is not None:
+            if wrong := check(value):
                 raise InvalidTaskError(spec.id, f"{limit.name}: {wrong}")
         elif not limit.least <= value <= limit.most:
             bounds = f"{_shown(limit.least)} to {_shown(limit.most)}"
@@ -293,3 +326,56 @@ def wrong_disk(io: str) -> str:
     if io and io != WORK_DISK and not io.startswith("/"):
         return f"it must be {WORK_DISK!r} or an absolute path, not {io!r:.40}"
     return ""
+
+
+def wrong_isolation(level: str) -> str:
+    """Explain why a level of isolation is invalid; return "" if it is valid."""
+    if level and level not in ISOLATIONS:
+        return f"it must be {', '.join(ISOLATIONS[:-1])} or {ISOLATIONS[-1]}, not {level!r:.40}"
+    return ""
+
+
+def wrong_image(image: str) -> str:
+    """Explain why the name of a container image is invalid; return "" if it is valid."""
+    if len(image) > IMAGE_MAX_LENGTH or not image.isprintable() or " " in image:
+        return f"an image's name has at most {IMAGE_MAX_LENGTH} characters, and no blanks"
+    if image.startswith("-"):
+        return f"an image's name does not begin with '-', as {image!r:.40} does"
+    return ""
+
+
+TEXT_CHECKS: dict[str, Callable[[str], str]] = {
+    "disk": wrong_disk,
+    "isolation": wrong_isolation,
+    "image": wrong_image,
+}
+"""By the kind of a limit whose values are texts: what explains an invalid value."""
+
+
+def is_below(level: str, least: str) -> bool:
+    """Whether a level of isolation is lower than another one."""
+    return ISOLATIONS.index(level) < ISOLATIONS.index(least)
+
+
+class Isolation(NamedTuple):
+    """How far a worker can isolate programs.
+
+    `least`: its least level, which tasks may only raise. `lacking`: why it lacks strict isolation
+    or a container program (see `Needs.container`), by their names.
+    """
+
+    least: str = NO_ISOLATION
+    lacking: Mapping[str, str] = MappingProxyType({})
+
+    def level_of(self, needs: Needs) -> str:
+        """Return the level at which a task would run."""
+        return needs.isolate or self.least
+
+    def why_not(self, needs: Needs) -> str:
+        """Explain why a task cannot run here as it asks; return "" if it can."""
+        level, container = self.level_of(needs), needs.container
+        if is_below(level, self.least):
+            return f"isolates programs at least by {self.least!r} (ciel-worker --isolate)"
+        if container:
+            return f"{container}: {self.lacking[container]}" if container in self.lacking else ""
+        return self.lacking.get(STRICT, "") if level == STRICT else ""

@@ -9,6 +9,7 @@ from ciel.core.errors import CielError
 from ciel.core.tasks import (
     DEFAULT_NEEDS,
     LIMITS,
+    TEXT_CHECKS,
     WORK_DISK,
     Limit,
     Needs,
@@ -100,6 +101,17 @@ def _disk(option: str, value: Any) -> str:
     return value
 
 
+def _checked(check: Callable[[str], str]) -> Callable[[str, Any], str]:
+    def read(option: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise OptionError(option, f"it must be a text, not {value!r:.40}")
+        if wrong := check(value):
+            raise OptionError(option, wrong)
+        return value
+
+    return read
+
+
 def _text(option: str, value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise OptionError(option, f"it must be a text, not {value!r:.40}")
@@ -111,6 +123,8 @@ def _reader(limit: Limit) -> Callable[[str, Any], Any]:
         return _kinds
     if limit.kind == "disk":
         return _disk
+    if (check := TEXT_CHECKS.get(limit.kind)) is not None:
+        return _checked(check)
     return _whole(int(limit.least), int(limit.most)) if limit.is_whole else _seconds(limit.most)
 
 

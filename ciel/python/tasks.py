@@ -160,6 +160,7 @@ def task(  # type: ignore[overload-overlap]  # 1 is an int, too
     slots: int | None = None,
     priority: int | None = None,
     io: bool | str | None = None,
+    isolate: str | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
@@ -178,6 +179,7 @@ def task(
     slots: int | None = None,
     priority: int | None = None,
     io: bool | str | None = None,
+    isolate: str | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> _MakesSeveral: ...
@@ -192,8 +194,9 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     SIGTERM, and SIGKILL after another `kill_grace_s`. `memory_bytes`: the private memory that it
     may use; the worker reserves this memory, and kills a task that exceeds it. `slots`: how many
     slots it occupies. `priority`: tasks with a higher one run first. `io`: the disk that bounds
-    its speed, as a path on it; True for the disk of the worker's work directory. `name`: for
-    people. `python`: the interpreter. Raises OptionError.
+    its speed, as a path on it; True for the disk of the worker's work directory. `isolate`: the
+    level of isolation, which can be "none" or "limits". `name`: for people. `python`: the
+    interpreter. Raises OptionError.
     """
     read = read_options(USUAL, options)
     if function is None:

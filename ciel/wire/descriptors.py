@@ -25,7 +25,7 @@ from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobState
 from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
-from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, Mentions, Needs, TaskSpec
+from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TEXT_CHECKS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 from ciel.wire.references import from_json, to_json
@@ -210,7 +210,7 @@ def _read_shared_id(value: Any) -> Any:
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
 _NUMBERS = Needs._fields.index("retry_on")  # the numbers come first, usually without other fields
-_DISK = Needs._fields.index("io")
+_TEXTS = frozenset([i for i, limit in enumerate(LIMITS) if limit.kind in TEXT_CHECKS])
 _WHOLE = [limit.is_whole for limit in LIMITS]
 _NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # old senders omit some
 
@@ -231,7 +231,10 @@ def _read_needs(value: Any) -> Needs:
         if not isinstance(kinds, list) or not all(type(kind) is str for kind in kinds):
             raise DecodeError("a task's retry_on must be a list of strings")
         if not all(_is_limit(i, item) for i, item in enumerate(further, _NUMBERS + 1)):
-            raise DecodeError("a task's delays and grace period must be numbers, and its io text")
+            raise DecodeError(
+                "a task's delays and grace period must be numbers, and its io, "
+                "isolate and image texts"
+            )
         key = (*key, tuple(kinds), *further)
     known = _needs_seen.get(key)
     if known is None:
@@ -242,7 +245,7 @@ def _read_needs(value: Any) -> Needs:
 
 
 def _is_limit(index: int, value: Any) -> bool:
-    if index == _DISK:
+    if index in _TEXTS:
         return type(value) is str
     return type(value) is int or (type(value) is float and not _WHOLE[index])
 

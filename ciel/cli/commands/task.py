@@ -179,6 +179,10 @@ def render_info(task: dict[str, Any]) -> str:
         requested.append(f"priority {needs['priority']}")
     if needs.get("io"):
         requested.append(f"a permit of {needs['io']}")
+    if needs.get("isolate"):
+        requested.append(f"isolation {needs['isolate']}")
+    if needs.get("image"):
+        requested.append(f"the image {visible(needs['image'])}")
     has_ended = task["started_at_s"] is not None  # `how_it_ran` then names the worker
     place = f" on worker {task['worker']}" if task["worker"] and not has_ended else ""
     lines = [

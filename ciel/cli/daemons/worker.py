@@ -34,6 +34,7 @@ from ciel.cli.daemons.channels import (
 from ciel.cli.daemons.cluster_state import kv_environment, kv_url
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
+from ciel.cli.daemons.isolation import add_isolate, described, offered_when, sandboxes_of
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
@@ -172,6 +173,7 @@ def parser() -> argparse.ArgumentParser:
     _add_storage(add)
     add_verify(parse)
     add_kill_grace(parse)
+    add_isolate(parse)
     add(
         "--no-delegation",
         action="store_true",
@@ -238,7 +240,8 @@ class Worker:
         logs = JobLogs(reactor, spool.logs_directory(options.log))
         store = self._open_store()
         launching = self._keep(self._launching(ticks, key, cluster_id, store))
-        executors = _executors_here()
+        executors = offered_when(options.isolate, _executors_here())
+        sandboxes = sandboxes_of(options, spool.path)
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
         disk_jobs = self._keep(self._disk_jobs(store))
         admit, queue = self._disk_of(store, disk_jobs)
@@ -269,6 +272,7 @@ class Worker:
             callers, reactor=reactor, ticks=ticks, owner=reports, launching=launching, store=store,
             streams=streams, executors=executors.known, netloc=own, logs=logs, channels=channels,
             checksums=checksums, boards=StateBoards(cluster_id, master.send), cluster_id=cluster_id,
+            sandboxes=sandboxes,
         )  # fmt: skip
         operations = Operations(service, master, interactive, events)
         peer_stores = self._open_peer_stores(store, cluster_id, own, operations, disk_jobs)
@@ -280,6 +284,7 @@ class Worker:
 
         is_shared = peer_stores is not None
         about = self._about(machine, executors, store.places if is_shared else ())
+        about["isolation"] = described(sandboxes.isolation)
         begin = partial(self._begin_session, key, cluster_id, about, master, machine, masters)
         dial = partial(_control_peer, reactor, ticks, begin, channels)
         reconnector = self._reconnector(control, dial, service, masters)

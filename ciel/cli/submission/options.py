@@ -19,7 +19,7 @@ from ciel.cli.submission.elements import has_place
 from ciel.cli.submission.numbers import number_ranges
 from ciel.client.jobs.arrays import UNSETTLED_MAX
 from ciel.core.scheduling import LOCALITY, POLICIES
-from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TIMEOUT_MAX_S, Limit, Needs, wrong_disk
+from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TEXT_CHECKS, TIMEOUT_MAX_S, Limit, Needs
 from ciel.storage.interface import LEVELS
 
 _FIRST_LIMITS = 3
@@ -225,8 +225,8 @@ def _parser_of(limit: Limit) -> Callable[[str], Any]:
             return memory_size
         case "kinds":
             return _kinds
-        case "disk":
-            return _disk
+        case kind if kind in TEXT_CHECKS:
+            return _checked(TEXT_CHECKS[kind])
         case "seconds":
             return _seconds_up_to(limit)
     return _number(int(limit.least), int(limit.most))
@@ -259,10 +259,13 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def _disk(text: str) -> str:
-    if wrong := wrong_disk(text):
-        raise argparse.ArgumentTypeError(wrong)
-    return text
+def _checked(check: Callable[[str], str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if wrong := check(text):
+            raise argparse.ArgumentTypeError(wrong)
+        return text
+
+    return read
 
 
 def _seconds_up_to(limit: Limit) -> Callable[[str], float]:

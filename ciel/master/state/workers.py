@@ -11,7 +11,7 @@ from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, Store
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
-from ciel.core.tasks import Needs
+from ciel.core.tasks import Isolation, Needs
 from ciel.core.transports import End, Store
 from ciel.master.state.placement.credit import Credit
 from ciel.master.state.placement.disk_use import Disk, DiskUse
@@ -43,6 +43,7 @@ class WorkerFacts(NamedTuple):
     end: End = End()  # of its connection to the master
     user: int | None = None
     places: tuple[str, ...] | None = None  # see `transports.Store`
+    isolation: Isolation = Isolation()
 
     @property
     def store(self) -> Store:
@@ -167,7 +168,8 @@ class WorkerNode:
         """Whether a task with these needs could run here if it were alone."""
         facts = self.facts
         has_memory = not facts.memory_bytes or needs.memory_bytes <= facts.memory_bytes
-        return needs.slots <= facts.slots and has_memory
+        has_size = needs.slots <= facts.slots and has_memory
+        return has_size and (not needs.is_isolated or not facts.isolation.why_not(needs))
 
     @property
     def load(self) -> float:

@@ -43,9 +43,10 @@ def start(attempt: InteractiveAttempt, talk: Talk, place: Workplace, make: MakeP
             env=_environment(attempt, talk, place, scratch),
             stdout=File(scratch.stdout_path, append=True),
             stderr=File(scratch.stderr_path, append=True),
+            no_new_privileges=place.sandboxes.forbids_privileges(attempt.task.spec.needs),
         )
         process.launch_id = place.launching.start(
-            spec, process.ended, process.started, _parent(talk, scratch)
+            spec, process.ended, process.started, _parent(talk, scratch, spec.no_new_privileges)
         )
     except Exception:
         attempt.close()
@@ -74,19 +75,24 @@ def kind_of(attempt: InteractiveAttempt, talk: Talk) -> str:
     """Return the kind of the programs that may serve an attempt.
 
     A memory limit is part of the kind: a program may still hold memory that it took without a
-    limit.
+    limit. So is a level of isolation, which a process has for its life.
     """
-    limit_bytes = attempt.task.spec.needs.memory_bytes
-    return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind
+    needs = attempt.task.spec.needs
+    if not (needs.memory_bytes or needs.isolate):
+        return talk.kind
+    return f"{talk.kind}\0{needs.memory_bytes}\0{needs.isolate}"
 
 
-def _parent(talk: Talk, scratch: Scratch) -> LaunchSpec | None:
+def _parent(talk: Talk, scratch: Scratch, no_new_privileges: bool) -> LaunchSpec | None:
     """Return the program that may fork this one, if there is one."""
     parent = talk.program.parent
     if parent is None:
         return None
     argv = [item for item in parent.argv if isinstance(item, str)]  # it has no inputs
-    return LaunchSpec(argv, scratch.path, parent.env, stdout=DEV_NULL, stderr=Standard.STDOUT)
+    return LaunchSpec(
+        argv, scratch.path, parent.env, stdout=DEV_NULL, stderr=Standard.STDOUT,
+        no_new_privileges=no_new_privileges,
+    )  # fmt: skip
 
 
 def _arguments(attempt: InteractiveAttempt, talk: Talk, scratch: Scratch) -> list[str]:

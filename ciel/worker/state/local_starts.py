@@ -46,7 +46,8 @@ class LocalStarts:
         here: str,
     ) -> tuple[Reference, ...] | None:
         """Return the inputs of a child that may start; None if it may not, or lacks one."""
-        if spec.executor not in self._executors or spec.needs.delay_s or spec.needs.io:
+        needs = spec.needs
+        if spec.executor not in self._executors or needs.delay_s or needs.io or needs.is_isolated:
             return None
         if spec.id in self._tasks:  # by an earlier attempt of its parent
             return None
