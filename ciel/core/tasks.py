@@ -82,8 +82,7 @@ class Limit(NamedTuple):
 
     `kind`: the kind of its values: whole numbers (`count`), `bytes`, `seconds`, `kinds` of
     failure, a `disk`, a level of `isolation`, or an `image`. `option`: its name in `ciel submit`,
-    with its `metavar` and its `help`; empty if there is none. `in_python`: whether `ciel.task` takes
-    it.
+    with its `metavar` and its `help`; empty if there is none. `in_python`: `ciel.task` takes it.
     """
 
     name: str

@@ -37,10 +37,6 @@ class ControlGroups:
         self._numbers = itertools.count(1)
         if self._parent is not None:
             self._sweep(self._parent)
-        probe = self.create(1, 0, 0)
-        self.are_delegated = probe is not None
-        if probe is not None:
-            probe.remove()
 
     def create(self, processes_max: int, memory_bytes: int, cores: int) -> Group | None:
         """Create a group; None if this process may not.

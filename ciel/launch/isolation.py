@@ -33,37 +33,63 @@ _SYSCTLS = (
     ("kernel.apparmor_restrict_unprivileged_userns", "1"),
 )
 _DOCKER = "docker://"
+_LISTING: Final = [
+    PODMAN, "ps", "--all", "--filter=label=ciel.scratch",
+    '--format={{.Names}} {{index .Labels "ciel.scratch"}}',
+]  # fmt: skip
 
 
-def lacking(group: str = "") -> dict[str, str]:
-    """Return why this host lacks strict isolation and container programs, by their names.
+class Probes:
+    """Tries each mechanism once, in child processes that run while the worker starts."""
 
-    `group`: a file `cgroup.procs` of a control group with a limit of processes; root needs one.
-    """
-    found = {
-        STRICT: why_not_strict(group),
-        PODMAN: _why_not_runnable(PODMAN),
-        APPTAINER: _why_not_runnable(_apptainer()),
-    }
-    return {name: why for name, why in found.items() if why}
+    def __init__(self, group: str) -> None:
+        """`group`: a file `cgroup.procs` of a group with a limit of processes; "": there is none.
 
+        Root needs one: RLIMIT_NPROC does not apply to it.
+        """
+        self._lacking: dict[str, str] = {}
+        self._running: dict[str, subprocess.Popen[str]] = {}
+        if os.geteuid() == 0 and not group:
+            self._lacking[STRICT] = (
+                "root's processes can be limited only in a control group with the controller pids, "
+                "and this worker can create none; run the worker as an ordinary user"
+            )
+        else:
+            words = [f"g:{group}"] if group else []
+            self._start(STRICT, [PROGRAM, "strict", *words, "--", "/bin/true"])
+        self._start(PODMAN, _LISTING)
+        self._start(APPTAINER, [_apptainer(), "--version"])
 
-def why_not_strict(group: str = "") -> str:
-    """Try all mechanisms of strict isolation once; return what is missing, empty if nothing is."""
-    if os.geteuid() == 0 and not group:
-        return (
-            "root's processes can be limited only in a control group with the controller pids, "
-            "and this worker can create none; run the worker as an ordinary user"
-        )
-    command = [PROGRAM, "strict", "--", "/bin/true"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{PROGRAM} cannot be run: {error}"
-    if done.returncode == 0:
-        return ""
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return lines[-1].removeprefix(MESSAGE) + _sysctl_text()
+    def _start(self, name: str, command: list[str]) -> None:
+        if shutil.which(command[0]) is None:
+            self._lacking[name] = f"{command[0]} is not installed"
+            return
+        try:
+            self._running[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._lacking[name] = f"{command[0]} cannot be run: {error}"
+
+    def finish(self) -> tuple[dict[str, str], list[str]]:
+        """Return what this host lacks, with the reasons, and the containers to remove."""
+        left: list[str] = []
+        for name, process in self._running.items():
+            try:
+                output, errors = process.communicate(timeout=_PROBE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                self._lacking[name] = f"a test of it did not end within {_PROBE_S:g} s"
+                continue
+            if process.returncode != 0:
+                lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
+                why = lines[-1].removeprefix(MESSAGE)
+                self._lacking[name] = why + (_sysctl_text() if name == STRICT else "")
+            elif name == PODMAN:
+                left = _left(output)
+        return self._lacking, left
 
 
 def _sysctl_text(root: Path = Path("/proc/sys")) -> str:
@@ -82,18 +108,10 @@ def _apptainer() -> str:
     return APPTAINER if shutil.which(APPTAINER) else "singularity"
 
 
-def _why_not_runnable(program: str) -> str:
-    """Return why a container program cannot be run, and what to do."""
-    if shutil.which(program) is None:
-        name = f"{APPTAINER} or singularity" if program == "singularity" else program
-        return f"{name} is not installed"
-    command = [program, "info"] if program == PODMAN else [program, "--version"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{program} cannot be run: {error}"
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return "" if done.returncode == 0 else f"`{' '.join(command)}` failed: {lines[-1]}"
+def _left(listing: str) -> list[str]:
+    """Return the containers of workers that were killed: their scratch directories are gone."""
+    pairs = [line.partition(" ") for line in listing.splitlines()]
+    return [name for name, _, scratch in pairs if not os.path.isdir(scratch)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +247,3 @@ def remove_container(name: str) -> None:
     """End and remove a container of podman, if it still exists. Takes a tenth of a second."""
     command = [PODMAN, "rm", "--force", "--ignore", "--time=0", name]
     subprocess.run(command, capture_output=True, timeout=_PROBE_S, check=False)
-
-
-def remove_left_containers() -> None:
-    """Remove the containers of workers that were killed: their scratch directories are gone."""
-    template = '{{.Names}} {{index .Labels "ciel.scratch"}}'
-    command = [PODMAN, "ps", "--all", "--filter=label=ciel.scratch", f"--format={template}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=False)
-    for line in done.stdout.splitlines():
-        name, _, scratch = line.partition(" ")
-        if not os.path.isdir(scratch):
-            remove_container(name)

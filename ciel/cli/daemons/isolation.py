@@ -5,27 +5,36 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ciel.access.paths import config_directory, state_directory
 from ciel.cli.daemons.executors import Executors
-from ciel.core.tasks import ISOLATIONS, LIMITED, STRICT, Isolation
+from ciel.core.tasks import LIMITED, STRICT, Isolation, wrong_isolation
 from ciel.launch.control_groups import ControlGroups
-from ciel.launch.isolation import Surroundings, lacking
+from ciel.launch.isolation import PROCESSES_MAX, Probes, Surroundings
 from ciel.worker.limits.sandboxes import Sandboxes
 
-_REASON_MAX_LENGTH = 500
+VARIABLE: Final = "CIEL_ISOLATE"
+"""Sets the default of --isolate, also for the workers of `ciel up` and `ciel submit`."""
+_REASON_MAX_LENGTH: Final = 500
 
 
 def add_isolate(parser: argparse.ArgumentParser) -> None:
     """Add the option for the least level of isolation."""
     parser.add_argument(
         "--isolate",
-        choices=ISOLATIONS,
-        default=LIMITED,
-        help="how far programs are isolated at least; tasks can ask for more, not for less "
-        "(default: %(default)s)",
+        type=_level,
+        metavar="LEVEL",
+        default=os.environ.get(VARIABLE) or LIMITED,
+        help="how far programs are isolated at least: none, limits (default), or strict; tasks can "
+        "ask for more, not for less",
     )
+
+
+def _level(text: str) -> str:
+    if wrong := wrong_isolation(text):
+        raise argparse.ArgumentTypeError(wrong)
+    return text
 
 
 def offered_when(least: str, executors: Executors) -> Executors:
@@ -40,22 +49,26 @@ def offered_when(least: str, executors: Executors) -> Executors:
     )
 
 
-def sandboxes_of(options: argparse.Namespace, spool: Path) -> Sandboxes:
-    """Try what this host can isolate, once; return what creates the sandboxes of attempts."""
-    groups = ControlGroups()
-    group = groups.create(1024, 0, 0) if groups.are_delegated else None
-    try:
-        found = lacking("" if group is None else group.members)
-    finally:
-        if group is not None:
-            group.remove()
-    secret = [str(state_directory(os.environ)), str(config_directory(os.environ))]
-    secret += [path for path in (options.access, os.environ.get("CIEL_ACCESS")) if path]
-    reasons = {name: why[:_REASON_MAX_LENGTH] for name, why in found.items()}
-    around = Surroundings.of_worker(os.environ, str(spool), [os.path.abspath(s) for s in secret])
-    sandboxes = Sandboxes(Isolation(options.isolate, reasons), around, groups)
-    sandboxes.remove_left()
-    return sandboxes
+class HostProbe:
+    """Finds what a worker's host can isolate, while the worker starts."""
+
+    def __init__(self) -> None:
+        self._groups = ControlGroups()
+        self._group = self._groups.create(PROCESSES_MAX, 0, 0)
+        self._probes = Probes("" if self._group is None else self._group.members)
+
+    def sandboxes(self, options: argparse.Namespace, spool: Path) -> Sandboxes:
+        """Wait for the results; return what creates the sandboxes of attempts."""
+        found, left = self._probes.finish()
+        if self._group is not None:
+            self._group.remove()
+        secret = [str(state_directory(os.environ)), str(config_directory(os.environ))]
+        secret += [path for path in (options.access, os.environ.get("CIEL_ACCESS")) if path]
+        reasons = {name: why[:_REASON_MAX_LENGTH] for name, why in found.items()}
+        around = Surroundings.of_worker(
+            os.environ, str(spool), [os.path.abspath(path) for path in secret]
+        )
+        return Sandboxes(Isolation(options.isolate, reasons), around, self._groups, left)
 
 
 def described(isolation: Isolation) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from ciel.cli.daemons.channels import (
 from ciel.cli.daemons.cluster_state import kv_environment, kv_url
 from ciel.cli.daemons.errors import DaemonError
 from ciel.cli.daemons.executors import Executors, load_executors
-from ciel.cli.daemons.isolation import add_isolate, described, offered_when, sandboxes_of
+from ciel.cli.daemons.isolation import HostProbe, add_isolate, described, offered_when
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
@@ -233,6 +233,7 @@ class Worker:
         """
         reactor, options = self._reactor, self._options
         address, ticks = advertised(options), Ticks(reactor)
+        probe = HostProbe()
         channels = open_channels(reactor, options, WORKER_POLL_US)
         become_subreaper()
         spool = self._keep(self._spool)
@@ -241,7 +242,6 @@ class Worker:
         store = self._open_store()
         launching = self._keep(self._launching(ticks, key, cluster_id, store))
         executors = offered_when(options.isolate, _executors_here())
-        sandboxes = sandboxes_of(options, spool.path)
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
         disk_jobs = self._keep(self._disk_jobs(store))
         admit, queue = self._disk_of(store, disk_jobs)
@@ -251,6 +251,7 @@ class Worker:
         site.serve_as(own, self._id)
         machine = self._state = self._machine(own, store, executors)
         checksums = Checksums(reactor, store, Verify(options.verify))
+        sandboxes = probe.sandboxes(options, spool.path)
         callers, events = Callers(launching.environ), Events(reactor)
         master = MasterSession(events)
         masters = Masters(spool.path / "masters.json", spool.identity, cluster_id, master)

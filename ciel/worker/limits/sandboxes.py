@@ -7,6 +7,7 @@ worker while it runs, which do not exist in a sandbox.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
@@ -22,7 +23,6 @@ from ciel.launch.isolation import (
     Sandbox,
     Surroundings,
     remove_container,
-    remove_left_containers,
 )
 
 log = Logger()
@@ -36,11 +36,15 @@ class Sandboxes:
         isolation: Isolation,
         surroundings: Surroundings,
         groups: ControlGroups | None = None,
+        left: Sequence[str] = (),
     ) -> None:
+        """`left`: containers of workers that were killed, to remove now."""
         self.isolation = isolation
         self._surroundings = surroundings
         self._groups = groups
         self._of: dict[str, tuple[Sandbox, Group | None]] = {}
+        for name in left:
+            _in_thread(partial(remove_container, name))
 
     def forbids_privileges(self, needs: Needs) -> bool:
         """Whether the program of a task must not gain privileges by setuid programs."""
@@ -79,12 +83,7 @@ class Sandboxes:
         if group is not None:
             group.remove()
         if sandbox is not None and sandbox.container == PODMAN:
-            _in_thread(lambda: remove_container(sandbox.name))
-
-    def remove_left(self) -> None:
-        """Remove containers of workers that were killed."""
-        if PODMAN not in self.isolation.lacking:
-            _in_thread(remove_left_containers)
+            _in_thread(partial(remove_container, sandbox.name))
 
 
 def _in_thread(call: Callable[[], None]) -> None:
