@@ -9,14 +9,16 @@ from typing import Any, Final
 
 from ciel.access.paths import config_directory, state_directory
 from ciel.cli.daemons.executors import Executors
-from ciel.core.tasks import LIMITED, STRICT, Isolation, wrong_isolation
-from ciel.launch.control_groups import ControlGroups
+from ciel.core.tasks import LIMITED, NO_ISOLATION, STRICT, Isolation, wrong_isolation
+from ciel.launch.control_groups import ControlGroups, Group
 from ciel.launch.isolation import PROCESSES_MAX, Probes, Surroundings
 from ciel.worker.limits.sandboxes import Sandboxes
 
 VARIABLE: Final = "CIEL_ISOLATE"
 """Sets the default of --isolate, also for the workers of `ciel up` and `ciel submit`."""
 _REASON_MAX_LENGTH: Final = 500
+PROCESSES_PER_SLOT: Final = 4096
+"""Processes and threads of all programs of a worker, for each slot. A large JVM has 500."""
 
 
 def add_isolate(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +71,16 @@ class HostProbe:
             os.environ, str(spool), [os.path.abspath(path) for path in secret]
         )
         return Sandboxes(Isolation(options.isolate, reasons), around, self._groups, left)
+
+    def group_of_programs(self, options: argparse.Namespace) -> Group | None:
+        """Create the group that limits the processes of all programs; None if that is impossible.
+
+        It costs nothing at the start of a program.
+        """
+        if options.isolate == NO_ISOLATION:
+            return None
+        slots = options.slots or len(os.sched_getaffinity(0))
+        return self._groups.create(slots * PROCESSES_PER_SLOT, 0, 0)
 
 
 def described(isolation: Isolation) -> dict[str, Any]:

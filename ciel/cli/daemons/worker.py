@@ -240,7 +240,11 @@ class Worker:
         spool.open()
         logs = JobLogs(reactor, spool.logs_directory(options.log))
         store = self._open_store()
-        launching = self._keep(self._launching(ticks, key, cluster_id, store))
+        group = probe.group_of_programs(options)
+        if group is not None:
+            self._closers.append(group.remove)
+        members = "" if group is None else group.members
+        launching = self._keep(self._launching(ticks, key, cluster_id, store, members))
         executors = offered_when(options.isolate, _executors_here())
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
         disk_jobs = self._keep(self._disk_jobs(store))
@@ -512,12 +516,14 @@ class Worker:
             share_space(self._reactor, cores, neighbours)
         return cores
 
-    def _launching(self, ticks: Ticks, key: Key, cluster_id: str, store: ObjectStore) -> Launching:
+    def _launching(
+        self, ticks: Ticks, key: Key, cluster_id: str, store: ObjectStore, members: str
+    ) -> Launching:
         """Start the launcher, with the variables that programs inherit."""
         about = kv_environment(self._options.kv, self._spool.path, key, cluster_id)
         about[SHMD] = str(self._spool.store)
         environ = inherited(os.environ) | about
-        return Launching(self._reactor, ticks, environ, store.directories)
+        return Launching(self._reactor, ticks, environ, store.directories, members)
 
     def _open_store(self) -> ObjectStore:
         open_store, _, store_options = load_kind(self._options.store)

@@ -1,0 +1,1 @@
+"""Measures what it costs to run tasks isolated, and elsewhere."""
