@@ -75,9 +75,10 @@ class HostProbe:
     def group_of_programs(self, options: argparse.Namespace) -> Group | None:
         """Create the group that limits the processes of all programs; None if that is impossible.
 
-        It costs nothing at the start of a program.
+        It costs nothing at the start of a program. A worker of `ciel up` has no such group, since
+        it ends by SIGKILL and would leave the group behind.
         """
-        if options.isolate == NO_ISOLATION:
+        if options.isolate == NO_ISOLATION or options.embedded:
             return None
         slots = options.slots or len(os.sched_getaffinity(0))
         return self._groups.create(slots * PROCESSES_PER_SLOT, 0, 0)
