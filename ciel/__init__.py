@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ciel.client import LocalCluster as LocalCluster
     from ciel.client.errors import ClientError as ClientError
     from ciel.client.pools.executor import Executor as Executor
+    from ciel.client.services.classes import ServiceError as ServiceError
+    from ciel.client.services.classes import current_service as current_service
+    from ciel.client.services.classes import service as service
     from ciel.client.views.progress import progress as progress
     from ciel.client.views.trace import trace as trace
     from ciel.python.failures import PackingError as PackingError
@@ -56,6 +59,7 @@ _HOMES = {
     "progress": "ciel.client.views.progress",
     "task_directory": "ciel.python.task_session",
     "trace": "ciel.client.views.trace",
+    **dict.fromkeys(("ServiceError", "current_service", "service"), "ciel.client.services.classes"),
     **dict.fromkeys(("Task", "call", "spawn", "task"), "ciel.python.tasks"),
     **dict.fromkeys(
         ("as_completed", "fire_and_forget", "gather", "put", "wait"), "ciel.python.sessions"

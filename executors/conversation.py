@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from ciel.core.errors import CielError
+from ciel.core.errors import CielError, InvalidNeedError
 from ciel.core.events import TaskFault
 from ciel.core.refs import (
     CONSUMABLE,
@@ -26,7 +26,7 @@ from ciel.core.refs import (
     Sweetheart,
     Value,
 )
-from ciel.core.tasks import LIMITS, TEXT_CHECKS, Needs
+from ciel.core.tasks import DEFAULT_NEEDS, Needs, read_needs
 from ciel.execution.attempt import Attempt, Growth, OpenInput
 from ciel.execution.conversation import Over
 from ciel.execution.executor import BadArgumentsError, store_level
@@ -347,7 +347,6 @@ Conversation.METHODS = {
     "error": Conversation._error,
     "exit": Conversation._exit,
 }
-_TEXTS = frozenset([limit.name for limit in LIMITS if limit.kind in TEXT_CHECKS])
 _UNUSED_KEYS = ("executor_name", "small_task", "scheduling_class", "scheduling_type")
 
 
@@ -355,21 +354,13 @@ def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
     """Split the arguments of a spawn into executor, needs, and the executor's keywords."""
     executor = _required_text(args, "executor_name")
     keywords = {key: value for key, value in args.items() if key not in _UNUSED_KEYS}
-    needs = {key: keywords.pop(key) for key in Needs._fields if key in keywords}
-    for key, value in needs.items():
-        if key == "retry_on":
-            if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
-                raise BadCallError(f"'retry_on' must be a list of strings, not {value!r:.40}")
-            needs[key] = tuple(value)
-        elif key in _TEXTS:
-            if not isinstance(value, str):
-                raise BadCallError(f"{key!r} must be a string, not {value!r:.40}")
-        elif key.endswith("_s"):
-            if type(value) not in (int, float):
-                raise BadCallError(f"{key!r} must be a number of seconds, not {value!r:.40}")
-        elif type(value) is not int:
-            raise BadCallError(f"{key!r} must be a whole number, not {value!r:.40}")
-    return executor, Needs(**needs), keywords
+    given = {key: keywords.pop(key) for key in Needs._fields if key in keywords}
+    if not given:
+        return executor, DEFAULT_NEEDS, keywords
+    try:
+        return executor, read_needs(given), keywords
+    except InvalidNeedError as error:
+        raise BadCallError(f"{error.name!r} {error.reason}") from None
 
 
 def take_name(keywords: dict[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""Measures what it costs to run tasks isolated, and elsewhere."""
+"""Measurements of what connects ciel with other machines and tools."""

@@ -27,14 +27,17 @@ class Role(StrEnum):
     STANDBY = "standby"
     MEMORY = "memory"
     KV = "kv"
+    SERVICE = "service"
     READ = "read"
 
     def permits(self, needed: "Role") -> bool:
-        """Return whether a peer of this role may do what needs another role. `KV` is only for
-        key-value bases, whose clients may be other programs, so it permits nothing else.
+        """Return whether a peer of this role may do what needs another role.
+
+        Tasks have the keys of `KV` and `SERVICE`, which are for key-value bases and for services.
+        So these roles permit nothing else.
         """
         if needed is Role.READ:
-            return self is not Role.KV
+            return self not in (Role.KV, Role.SERVICE)
         return self is Role.ADMIN or self is needed
 
 
@@ -84,9 +87,16 @@ class Key:
         return digits if self.role is Role.ADMIN else f"{self.role}-{digits}"
 
     def derive(self, role: Role) -> "Key | None":
-        """Return the key of `role`; None if this is the key of another role."""
+        """Return the key of `role`; None if this is the key of another role.
+
+        The key of `SERVICE` derives from that of `SUBMIT`: who may submit tasks may call services.
+        """
         if role is self.role:
             return self
+        if role is Role.SERVICE and self.role is Role.ADMIN:
+            return Key(self.mac("role", Role.SUBMIT.encode()), Role.SUBMIT).derive(role)
+        if role is Role.SERVICE and self.role is Role.SUBMIT:
+            return Key(self.mac("role", role.encode()), role)
         if self.role is not Role.ADMIN:
             return None
         # HKDF's expand step. Its extract step is for secrets that are not uniformly random.

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from ciel.client.cluster.local import LocalCluster
     from ciel.client.jobs.job import Job
     from ciel.client.jobs.output_forwarding import Sink
+    from ciel.client.services.handles import Handle
+    from ciel.client.services.starting import Services
     from ciel.client.views.explanation import Explanation
     from ciel.memory.space import Space
     from ciel.python.calls import Mapped
@@ -102,6 +104,7 @@ class Client(Shown, JobClient):
         self._cwd, self._scratch, self._env = _checked(cwd, scratch=scratch, env=env)
         self._calls_lock = threading.Lock()
         self._calls: Calls | None = None
+        self._services: Services | None = None
         self._locals = locals
         self._is_closed = False
         self._wants_prints = prints
@@ -134,6 +137,8 @@ class Client(Shown, JobClient):
         if (tracing := sys.modules.get("ciel.client.views.trace")) is not None:
             tracing.closing(self)
         try:
+            if self._services is not None:
+                self._services.close()
             if self._calls is not None:
                 self._calls.close()
         finally:
@@ -397,6 +402,49 @@ class Client(Shown, JobClient):
         from ciel.client.state import open_kv
 
         return open_kv(self, name, job_id)
+
+    # --- services ---------------------------------------------------------------------------------
+
+    @property
+    def services(self) -> Services:
+        """The services of this client."""
+        if self._services is None:
+            if self._is_closed:
+                raise ClientClosedError
+            from ciel.client.services.starting import Services
+
+            with self._calls_lock:
+                self._services = self._services or Services(self)
+        return self._services
+
+    def start(
+        self,
+        cls: type,
+        /,
+        *args: Any,
+        replicas: int = 1,
+        name: str = "",
+        detached: bool = False,
+        **kwargs: Any,
+    ) -> Handle:
+        """Start a service: objects of a class, each in a process of the cluster; return its handle.
+
+        Each replica creates `cls(*args, **kwargs)`; futures in the arguments become their values.
+        `ciel.service` sets the options of a class. The replicas end with the client, unless the
+        service is `detached`: then any client finds it by its `name`, until one stops it. Returns
+        at once; calls wait until a replica runs.
+
+        Raises PackingError, OptionError, ServiceError, ClientError.
+        """
+        return self.services.start(cls, args, kwargs, replicas, name, detached=detached)
+
+    def service(self, name: str) -> Handle:
+        """Return the handle of a running service. Raises ServiceError if there is none."""
+        return self.services.find(name)
+
+    def stop(self, service: Handle) -> None:
+        """Stop a service, of any client, and wait until its processes have ended."""
+        self.services.stop(service)
 
     def put(self, value: T, *, copies: int | None = None) -> Future[T]:
         """Store a value once, and return its future, to be an argument of many tasks.

@@ -36,6 +36,33 @@ class InvalidTaskError(CielError):
         super().__init__(f"task {task_id}: {reason}")
 
 
+class InvalidNeedError(CielError, ValueError):
+    """The value of a need has a wrong type; `reason` says which one it must have."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class WhereError(CielError, ValueError):
+    """An expression over labels is wrong at a place, counted from 0."""
+
+    def __init__(self, text: str, place: int, reason: str) -> None:
+        start = max(0, place - 30)
+        before, after = text[start:place], text[place : place + 30]
+        super().__init__(f"{reason}, at character {place + 1}: {before!s}⟨here⟩{after!s}")
+        self.text = text
+        self.place = place
+
+
+class NoAttemptError(CielError):
+    """A program speaks for an attempt that has ended, or that never was."""
+
+    def __init__(self, task_id: str, attempt: int) -> None:
+        super().__init__(f"attempt {attempt} of task {task_id} does not run")
+
+
 class TooManyTasksError(CielError):
     """A job has as many tasks as the master permits."""
 

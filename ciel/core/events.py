@@ -114,6 +114,17 @@ class Change(NamedTuple):
 LEAVE = "leave"
 
 
+class ServiceOpened(NamedTuple):
+    """The program of this attempt is a replica of a service, and answers calls at an address.
+
+    The program itself sends it, and sends it again to a master that does not know it.
+    """
+
+    task: TaskId
+    attempt: int
+    address: str
+
+
 class StartOver(NamedTuple):
     """The first message to a peer that wanted to resume a session which the master does not know: a
     new session begins. The master has restarted, or has declared the peer dead.
@@ -791,6 +802,7 @@ class Received(NamedTuple):
     total: int
 
 
+FromService = Ask | ServiceOpened | Received | Heartbeat
 FromClient = (
     SubmitJob | AddTask | WantObjects | ReleaseObjects | ReplicateObjects | CloseJob | CancelJob
     | WatchJob | Ask | Change | Received | Heartbeat
@@ -825,8 +837,8 @@ InJournal = (
     | VolumeRecord | JournalCompacted
 )  # fmt: skip
 Message = (
-    FromClient | ToClient | ToWorker | FromWorker | ToStandby | FromStandby | FromMemory | ToMemory
-    | InJournal
+    FromClient | FromService | ToClient | ToWorker | FromWorker | ToStandby | FromStandby
+    | FromMemory | ToMemory | InJournal
 )  # fmt: skip
 
 COPIES_MAX = 8

@@ -9,8 +9,16 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ciel.core.errors import InvalidTaskError
+from ciel.core.errors import InvalidNeedError, InvalidTaskError
 from ciel.core.ids import JobId, ObjectId, TaskId, child_id, root_task_id
+from ciel.core.offers.labels import WHERE_MAX_LENGTH, wrong_where
+from ciel.core.offers.resources import (
+    RESOURCES_MAX,
+    Amounts,
+    amounts_json,
+    read_amounts,
+    wrong_amounts,
+)
 
 PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
 SLOTS_MAX = 1024
@@ -44,6 +52,8 @@ class Needs(NamedTuple):
     slot, after its inputs exist. `kill_grace_s`: the time that its program gets to end after
     SIGTERM. `io`: the disk that bounds the speed of the task (CIB-42): `WORK_DISK`, or a path on
     the disk; empty if none does. Such a task waits for a permit of the disk without a slot.
+    `resources`: see `core.offers.resources`. `where`: an expression over the labels of workers (see
+    `core.offers.labels`), which the task's worker fulfils; empty: any worker.
     `isolate`: one of `ISOLATIONS`; empty means the least level of the worker. `image`: the
     container image in which its program runs; empty if it runs in none.
     """
@@ -58,8 +68,16 @@ class Needs(NamedTuple):
     delay_s: float = 0.0
     kill_grace_s: float = -1.0  # below 0: the worker's default
     io: str = ""
+    resources: Amounts = ()
+    where: str = ""
     isolate: str = ""
     image: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any worker with free slots can start the task."""
+        is_scarce = self.memory_bytes or self.io or self.resources or self.where
+        return not (is_scarce or self.is_isolated)
 
     @property
     def is_isolated(self) -> bool:
@@ -81,8 +99,9 @@ class Limit(NamedTuple):
     """A row of the table of needs: what a field of `Needs` may be, and who can set it.
 
     `kind`: the kind of its values: whole numbers (`count`), `bytes`, `seconds`, `kinds` of
-    failure, a `disk`, a level of `isolation`, or an `image`. `option`: its name in `ciel submit`,
-    with its `metavar` and its `help`; empty if there is none. `in_python`: `ciel.task` takes it.
+    failure, a `disk`, `resources`, an expression over `labels`, a level of `isolation`, or an
+    `image`. `option`: its name in `ciel submit`, with its `metavar` and its `help`; empty if there
+    is none. `in_python`: whether `ciel.task` takes it.
     """
 
     name: str
@@ -140,6 +159,15 @@ LIMITS: tuple[Limit, ...] = (
         "a run that waits for this disk holds no slot",
     ),
     Limit(
+        "resources", "resources", 0, RESOURCES_MAX, "--resource", "NAME=AMOUNT",
+        "a resource that each run has for itself, such as gpu=1, gpu=0.5 or licence/matlab=1 "
+        "(repeatable)",
+    ),
+    Limit(
+        "where", "labels", 0, WHERE_MAX_LENGTH, "--where", "LABELS",
+        "run on workers with these labels only: 'zone=b and not disk=hdd'",
+    ),
+    Limit(
         "isolate", "isolation", 0, 0, "--isolate", "LEVEL",
         "how far each run is isolated: none, limits, or strict (default: the worker's --isolate)",
     ),
@@ -151,6 +179,48 @@ LIMITS: tuple[Limit, ...] = (
 )  # fmt: skip
 """One row for each field of `Needs`, in their order. The checks, the records, the options of
 `ciel submit` and `ciel.task` derive from it."""
+
+
+def read_needs(given: Mapping[str, Any]) -> Needs:
+    """Read needs as clients write them in JSON: only the kinds of values, not their ranges, which
+    `check_task` checks. Ignores other names. Raises InvalidNeedError.
+    """
+    read = {limit.name: _read_need(limit, given[limit.name]) for limit in LIMITS
+            if limit.name in given}  # fmt: skip
+    return Needs(**read)
+
+
+def _read_need(limit: Limit, value: Any) -> Any:
+    match limit.kind:
+        case "kinds":
+            if isinstance(value, list) and all(isinstance(kind, str) for kind in value):
+                return tuple(value)
+            wanted = "a list of strings"
+        case kind if kind in TEXT_CHECKS:
+            if isinstance(value, str):
+                return value
+            wanted = "a string"
+        case "resources":
+            if isinstance(value, dict):
+                try:
+                    return read_amounts(value)
+                except ValueError as error:
+                    raise InvalidNeedError(limit.name, f"is wrong: {error}") from None
+            wanted = 'an object of amounts, as {"gpu": 1}'
+        case "seconds":
+            if type(value) is int or type(value) is float:
+                return value
+            wanted = "a number of seconds"
+        case _:
+            if type(value) is int:
+                return value
+            wanted = "a whole number"
+    raise InvalidNeedError(limit.name, f"must be {wanted}, not {value!r:.40}")
+
+
+def needs_json(needs: Needs) -> dict[str, Any]:
+    """Return needs as `read_needs` reads them."""
+    return needs._asdict() | {"resources": amounts_json(needs.resources)}
 
 
 def undelayed(needs: Needs) -> Needs:
@@ -286,11 +356,8 @@ def _overlap(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
 def _check_needs(spec: TaskSpec) -> None:
     value: Any  # numbers of any size; floats may be integers
     for limit, value in zip(LIMITS, spec.needs, strict=True):
-        if limit.kind == "kinds":
-            if wrong := wrong_kinds(value):
-                raise InvalidTaskError(spec.id, f"{limit.name}: {wrong}")
-        elif (check := TEXT_CHECKS.get(limit.kind)) is not None:
-            if wrong := check(value):
+        if (wrong_value := _CHECKS.get(limit.kind)) is not None:
+            if wrong := wrong_value(value):
                 raise InvalidTaskError(spec.id, f"{limit.name}: {wrong}")
         elif not limit.least <= value <= limit.most:
             bounds = f"{_shown(limit.least)} to {_shown(limit.most)}"
@@ -345,6 +412,7 @@ def wrong_image(image: str) -> str:
 
 TEXT_CHECKS: dict[str, Callable[[str], str]] = {
     "disk": wrong_disk,
+    "labels": wrong_where,
     "isolation": wrong_isolation,
     "image": wrong_image,
 }
@@ -378,3 +446,11 @@ class Isolation(NamedTuple):
         if container:
             return f"{container}: {self.lacking[container]}" if container in self.lacking else ""
         return self.lacking.get(STRICT, "") if level == STRICT else ""
+
+
+_CHECKS: dict[str, Callable[[Any], str]] = {
+    "kinds": wrong_kinds,
+    "resources": wrong_amounts,
+    **TEXT_CHECKS,
+}
+"""The checks of values other than numbers: each returns an explanation, or "" for a valid value."""

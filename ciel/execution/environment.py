@@ -6,11 +6,13 @@ task.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
 from ciel.core.jobs import CallerContext
+from ciel.core.offers.resources import Amounts, Given, amounts_text
 from ciel.core.tasks import TaskSpec
 
 TEMPORARY_MAX_BYTES = 64
@@ -23,16 +25,36 @@ KV_URL = "CIEL_KV"
 KV_KEY_FILE = "CIEL_KV_KEY_FILE"
 KV_CLUSTER = "CIEL_KV_CLUSTER"
 """The URL of the key-value base, the path of a file with its key, and the id of the cluster."""
+MASTER = "CIEL_MASTER_CONTROL"
+CLUSTER = "CIEL_CLUSTER"
+SERVICE_KEY_FILE = "CIEL_SERVICE_KEY_FILE"
+SERVICE_HOST = "CIEL_SERVICE_HOST"
+"""For services: the control address of the master, the id of the cluster, the path of a file with
+the key of the role `service`, and the host at which replicas listen, which is the worker's."""
 SHMD = "CIEL_SHMD"
 """The directory of the block store whose daemon serves the programs of the worker's tasks."""
+RESOURCES = "CIEL_RESOURCES"
+"""The resources of an attempt, as `gpu=2,licence/matlab=1`."""
+RESOURCE_PREFIX = "CIEL_RESOURCE_"
+"""With the name of an indexed resource: the indices that the attempt has of it, as `0,2`."""
+GPU = "gpu"
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Variables by which the run-times of NVIDIA and AMD choose devices. `ROCR_VISIBLE_DEVICES` is not
+one of them: HIP would then count only the devices that it leaves."""
+GPU_ORDER = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+"""With this order, CUDA counts devices as the kernel and `nvidia-smi` do."""
+_NO_LETTER = re.compile("[^A-Z0-9]")
+
 SECRET_NAMES = frozenset(("CIEL_ACCESS", "CIEL_KEY"))
 SECRET_PARTS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE_KEY", "API_KEY")
 
 MACHINE_NAMES = frozenset(
     (
-        "_", "COLUMNS", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "HOME", "HOST", "HOSTNAME",
-        "INVOCATION_ID", "JOURNAL_STREAM", "LINES", "LOGNAME", "MAIL", "NOTIFY_SOCKET", "OLDPWD",
-        "PWD", "SHELL", "SHLVL", "STY", "TERM_SESSION_ID", "TMPDIR", "TMUX", "TMUX_PANE", "TTY",
+        "_", "COLUMNS", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "DBUS_SESSION_BUS_ADDRESS",
+        "DISPLAY", "HIP_VISIBLE_DEVICES", "HOME", "HOST", "HOSTNAME", "INVOCATION_ID",
+        "JOURNAL_STREAM", "LINES", "LOGNAME", "MAIL", "NOTIFY_SOCKET", "NVIDIA_VISIBLE_DEVICES",
+        "OLDPWD", "PWD", "ROCR_VISIBLE_DEVICES", "SHELL", "SHLVL", "STY", "TERM_SESSION_ID",
+        "TMPDIR", "TMUX", "TMUX_PANE", "TTY",
         "USER", "WAYLAND_DISPLAY", "WINDOWID", "XAUTHORITY", "XDG_RUNTIME_DIR", "XDG_SEAT",
         "XDG_SESSION_ID", "XDG_SESSION_TYPE", "XDG_VTNR",
     )
@@ -79,6 +101,12 @@ class Callers:
     def clear(self) -> None:
         """Forget all jobs, since a new master sends its own."""
         self._by_job.clear()
+
+
+def device_order(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that fixes the order of GPUs, unless the worker's own variables do."""
+    is_set = GPU_ORDER[0] in environ or GPU_VARIABLES[0] in environ
+    return {} if is_set else dict((GPU_ORDER,))
 
 
 def is_secret(name: str) -> bool:
@@ -129,9 +157,18 @@ def _is_text(text: str) -> bool:
 
 
 def task_environment(
-    spec: TaskSpec, attempt: int, worker: str, scratch: str, extra: Mapping[str, str | None]
+    spec: TaskSpec,
+    attempt: int,
+    worker: str,
+    scratch: str,
+    extra: Mapping[str, str | None],
+    given: Given = (),
 ) -> dict[str, str | None]:
-    """Return the variables to add for one attempt; the task's own, `extra`, override all others."""
+    """Return the variables to add for one attempt.
+
+    The task's own, `extra`, override the others, except the variables of its resources: a client
+    may send variables about devices of its own machine. `given`: the indices of its resources.
+    """
     environment: dict[str, str | None] = {
         "CIEL_JOB": spec.job,
         "CIEL_TASK": spec.id,
@@ -144,4 +181,18 @@ def task_environment(
         environment["TMPDIR"] = scratch.rstrip("/")
     if spec.needs.memory_bytes:
         environment["CIEL_MEMORY_BYTES"] = str(spec.needs.memory_bytes)
-    return environment | dict(extra)
+    environment |= extra
+    if spec.needs.resources:
+        environment |= resource_environment(spec.needs.resources, given)
+    return environment
+
+
+def resource_environment(amounts: Amounts, given: Given) -> dict[str, str | None]:
+    """Return the variables that name the resources of an attempt, and its indices of them."""
+    environment: dict[str, str | None] = {RESOURCES: amounts_text(amounts)}
+    for name, indices in given:
+        text = ",".join([index for index, _ in indices])
+        environment[RESOURCE_PREFIX + _NO_LETTER.sub("_", name.upper())] = text
+        if name == GPU:
+            environment |= dict.fromkeys(GPU_VARIABLES, text)
+    return environment

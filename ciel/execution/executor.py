@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import Given
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions, TaskSpec
 from ciel.execution.environment import Caller
@@ -201,7 +202,7 @@ class Task(NamedTuple):
     slot. `attempt`: the number of this attempt; 0 for a child that its parent's worker started.
     `taken`: the numbers of the outputs that children of an earlier attempt produce.
     `caller`: the directory and environment that programs of its job get from the client; None: the
-    worker's.
+    worker's. `given`: the indices of the resources that it has.
     """
 
     spec: TaskSpec
@@ -212,6 +213,7 @@ class Task(NamedTuple):
     attempt: int = 1
     caller: Caller | None = None
     taken: tuple[int, ...] = ()
+    given: Given = ()
 
 
 OUTPUTS_MAX = 10_000

@@ -376,7 +376,7 @@ static _Noreturn void run_program(char **program)
         check(setrlimit(RLIMIT_NPROC, &limit), "limit of processes", "");
     check(close_range(3, ~0U, 0), "close_range", "");
     execute(program);
-    fail("%s could not be started", program[0]);
+    fail("exec");
 }
 
 /* Be the init process: reap orphans until the program has ended. */
@@ -455,5 +455,5 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "strict") == 0)
         run_strictly(argv + 2, count, argv + end + 1);
     execute(argv + end + 1);
-    fail("%s could not be started", argv[end + 1]);
+    fail("exec");
 }

@@ -26,13 +26,16 @@ PROCESSES_MAX: Final = 1024
 """Processes and threads of one strictly isolated task: more than a build or a JVM starts."""
 _FIRST_DESCRIPTOR = 3
 _PROBE_S = 20.0
-_SYSTEM_HIDDEN = ("/home", "/root", "/run", "/var/run", "/media", "/mnt/wsl")
+_SYSTEM_HIDDEN = ("/home", "/root", "/run", "/media")
 _SYSCTLS = (
     ("kernel.unprivileged_userns_clone", "0"),
     ("user.max_user_namespaces", "0"),
     ("kernel.apparmor_restrict_unprivileged_userns", "1"),
 )
 _DOCKER = "docker://"
+_INSTALLED_AS: Final = {
+    STRICT: PROGRAM, PODMAN: PODMAN, APPTAINER: "apptainer or singularity",
+}  # fmt: skip
 _LISTING: Final = [
     PODMAN, "ps", "--all", "--filter=label=ciel.scratch",
     '--format={{.Names}} {{index .Labels "ciel.scratch"}}',
@@ -62,7 +65,7 @@ class Probes:
 
     def _start(self, name: str, command: list[str]) -> None:
         if shutil.which(command[0]) is None:
-            self._lacking[name] = f"{command[0]} is not installed"
+            self._lacking[name] = f"{_INSTALLED_AS[name]} is not installed"
             return
         try:
             self._running[name] = subprocess.Popen(

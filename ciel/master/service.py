@@ -35,6 +35,8 @@ from ciel.core.events import (
     StartOver,
 )
 from ciel.core.ids import ID_MAX_LENGTH, check_id
+from ciel.core.offers.labels import LABELS_MAX, wrong_label
+from ciel.core.offers.resources import INDICES_MAX, RESOURCES_MAX, Offer, offer_of, wrong_amounts
 from ciel.core.tasks import ISOLATIONS, MECHANISMS, MEMORY_MAX_BYTES, SLOTS_MAX, Isolation
 from ciel.core.transports import End, read_end
 from ciel.master import attaching
@@ -307,6 +309,9 @@ class MasterService:
         session = self._peers[name]
         counted = len(messages)
         for message in messages:
+            if peer.hello.role is Role.SERVICE and not _may_send(message):
+                peer.refuse("a key for services may ask only about services")
+                return
             if type(message) is Ask or type(message) is Change:
                 self._take_query(peer, session, message, name if from_worker else "")
             elif type(message) is Received:
@@ -706,6 +711,11 @@ def _raise(reason: str) -> None:
     raise RuntimeError(reason)
 
 
+def _may_send(message: Message) -> bool:
+    """Whether a replica of a service, or a task that calls one, may send a message."""
+    return not isinstance(message, Ask) or message.topic == "service"
+
+
 def trim_memory() -> None:
     """Make the C library return free memory to the system, if it supports that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -735,6 +745,24 @@ def _are_places(value: Any) -> bool:
         and len(value) <= PLACES_MAX
         and all(isinstance(p, str) and p.isprintable() and len(p) <= ID_MAX_LENGTH for p in value)
     )
+
+
+def _read_offers(value: Any) -> tuple[Offer, ...]:
+    """Read the resources of a worker; raises TypeError or ValueError."""
+    found = []
+    for name, amount, indices in value:
+        if not isinstance(name, str) or type(amount) is not int or wrong_amounts(((name, amount),)):
+            raise ValueError
+        texts = [index for index in indices if isinstance(index, str) and index.isprintable()]
+        if len(texts) != len(indices) or len(indices) > INDICES_MAX:
+            raise ValueError
+        offer = offer_of(name, texts) if texts else Offer(name, amount)
+        if offer.amount != amount:
+            raise ValueError
+        found.append(offer)
+    if len({offer.name for offer in found}) != len(found) or len(found) > RESOURCES_MAX:
+        raise ValueError
+    return tuple(found)
 
 
 def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
@@ -777,12 +805,22 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         raise ValueError("its user must be a number")
     if places is not None and not _are_places(places):
         raise ValueError(f"its places must be at most {PLACES_MAX} strings, each {_PRINTABLE}")
+    try:
+        offers, labels = _read_offers(about.get("resources", [])), about.get("labels", {})
+    except (TypeError, ValueError):
+        raise ValueError("its resources must be names with amounts, and lists of indices") from None
+    if (
+        type(labels) is not dict
+        or len(labels) > LABELS_MAX
+        or not all(type(value) is str and not wrong_label(n, value) for n, value in labels.items())
+    ):
+        raise ValueError(f"its labels must be at most {LABELS_MAX} names with values")
     return WorkerFacts(
         str(worker), netloc, host, slots, frozenset(executors), lacking,
         memory_bytes=memory_bytes, hostname=hostname, spool=spool, keeps_objects=keeps_objects,
         is_draining=is_draining, drain_within_s=drain_within_s, end=read_end(about),
-        user=user, places=None if places is None else tuple(places),
-        isolation=_isolation(about.get("isolation")),
+        user=user, places=None if places is None else tuple(places), resources=offers,
+        labels=labels, isolation=_isolation(about.get("isolation")),
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAM
 from ciel.wire.messages import (
     FROM_CLIENT,
     FROM_MEMORY,
+    FROM_SERVICE,
     FROM_STANDBY,
     FROM_WORKER,
     TO_CLIENT,
@@ -81,6 +82,7 @@ ACCEPTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.STANDBY: FROM_STANDBY,
     Role.MEMORY: FROM_MEMORY,
     Role.KV: frozenset((Heartbeat,)),
+    Role.SERVICE: FROM_SERVICE,
     Role.READ: frozenset((Ask, Heartbeat)),
 }
 """The messages that an accepting side accepts from a peer of each role."""
@@ -92,6 +94,7 @@ EXPECTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.STANDBY: TO_STANDBY,
     Role.MEMORY: TO_MEMORY,
     Role.KV: TO_CLIENT,
+    Role.SERVICE: TO_CLIENT,
     Role.READ: TO_CLIENT,
 }
 """The messages that a connecting side accepts when it connected in each role."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import CielError
+from ciel.core.offers.labels import wrong_where
+from ciel.core.offers.resources import Amounts, read_amounts
 from ciel.core.tasks import (
     DEFAULT_NEEDS,
     LIMITS,
-    TEXT_CHECKS,
     WORK_DISK,
     Limit,
     Needs,
     wrong_disk,
+    wrong_image,
+    wrong_isolation,
     wrong_kinds,
 )
 
@@ -101,6 +104,23 @@ def _disk(option: str, value: Any) -> str:
     return value
 
 
+def _resources(option: str, value: Any) -> Amounts:
+    if not isinstance(value, Mapping):
+        raise OptionError(option, f"it must be a dictionary, as {{'gpu': 1}}, not {value!r:.40}")
+    try:
+        return read_amounts(value)
+    except ValueError as error:
+        raise OptionError(option, str(error)) from None
+
+
+def _where(option: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise OptionError(option, f"it must be a text, as 'zone=b', not {value!r:.40}")
+    if wrong := wrong_where(value):
+        raise OptionError(option, wrong)
+    return value
+
+
 def _checked(check: Callable[[str], str]) -> Callable[[str, Any], str]:
     def read(option: str, value: Any) -> str:
         if not isinstance(value, str):
@@ -118,13 +138,19 @@ def _text(option: str, value: Any) -> str:
     return value[:NAME_MAX_LENGTH] if option == "name" else value
 
 
+_NO_NUMBERS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "kinds": _kinds,
+    "disk": _disk,
+    "resources": _resources,
+    "labels": _where,
+    "isolation": _checked(wrong_isolation),
+    "image": _checked(wrong_image),
+}
+
+
 def _reader(limit: Limit) -> Callable[[str, Any], Any]:
-    if limit.kind == "kinds":
-        return _kinds
-    if limit.kind == "disk":
-        return _disk
-    if (check := TEXT_CHECKS.get(limit.kind)) is not None:
-        return _checked(check)
+    if (reader := _NO_NUMBERS.get(limit.kind)) is not None:
+        return reader
     return _whole(int(limit.least), int(limit.most)) if limit.is_whole else _seconds(limit.most)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -15,6 +15,7 @@ from typing import (
     overload,
 )
 
+from ciel.core.offers.resources import amounts_json
 from ciel.core.tasks import DEFAULT_NEEDS, Needs
 from ciel.python.futures import Future
 from ciel.python.importable import is_importable
@@ -82,7 +83,8 @@ class Task(Shown, Generic[P, R]):
         options = self.task_options
         yield "", options.name or getattr(self, "__qualname__", self.function)
         for name, value, usual in zip(Needs._fields, options.needs, DEFAULT_NEEDS, strict=True):
-            yield name, value if value != usual else None
+            shown = amounts_json(options.needs.resources) if name == "resources" else value
+            yield name, shown if value != usual else None
         yield "returns", options.returns if options.returns != 1 else None
         yield "python", options.python
 
@@ -160,6 +162,8 @@ def task(  # type: ignore[overload-overlap]  # 1 is an int, too
     slots: int | None = None,
     priority: int | None = None,
     io: bool | str | None = None,
+    resources: Mapping[str, float | str] | None = None,
+    where: str | None = None,
     isolate: str | None = None,
     name: str | None = None,
     python: str | None = None,
@@ -179,6 +183,8 @@ def task(
     slots: int | None = None,
     priority: int | None = None,
     io: bool | str | None = None,
+    resources: Mapping[str, float | str] | None = None,
+    where: str | None = None,
     isolate: str | None = None,
     name: str | None = None,
     python: str | None = None,
@@ -194,9 +200,10 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     SIGTERM, and SIGKILL after another `kill_grace_s`. `memory_bytes`: the private memory that it
     may use; the worker reserves this memory, and kills a task that exceeds it. `slots`: how many
     slots it occupies. `priority`: tasks with a higher one run first. `io`: the disk that bounds
-    its speed, as a path on it; True for the disk of the worker's work directory. `isolate`: the
-    level of isolation, which can be "none" or "limits". `name`: for people. `python`: the
-    interpreter. Raises OptionError.
+    its speed, as a path on it; True for the disk of the worker's work directory. `resources`: what
+    it has for itself, such as `{"gpu": 1}`. `where`: labels that its worker has, as `zone=b`.
+    `isolate`: the level of isolation, which can be "none" or "limits". `name`: for people.
+    `python`: the interpreter. Raises OptionError.
     """
     read = read_options(USUAL, options)
     if function is None:

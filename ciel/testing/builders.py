@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from ciel.core.ids import JobId, ObjectId, child_id, job_output_id, root_task_id
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.naming import arguments_digest
+from ciel.core.offers.labels import read_label
+from ciel.core.offers.resources import read_offer
 from ciel.core.refs import Concrete, Failure, Value
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling
 from ciel.core.tasks import Mentions, Needs, TaskSpec
@@ -137,11 +139,18 @@ def a_worker(
     host: str = "",
     netloc: str = "",
     memory_bytes: int = 0,
+    resources: str = "",
+    labels: str = "",
 ) -> WorkerFacts:
-    """Describe a worker at `<worker>:8001`; by default no other worker is on its host."""
+    """Describe a worker at `<worker>:8001`; by default no other worker is on its host.
+
+    `resources` and `labels`: as the options of a worker, separated by spaces.
+    """
     return WorkerFacts(
         worker, netloc or place_of(worker), host or f"host of {worker}", slots,
         frozenset(executors), memory_bytes=memory_bytes,
+        resources=tuple([read_offer(text) for text in resources.split()]),
+        labels=dict([read_label(text) for text in labels.split()]),
     )  # fmt: skip
 
 

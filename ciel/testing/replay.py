@@ -39,6 +39,7 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import TaskId
+from ciel.core.offers.resources import Offer
 from ciel.core.refs import Concrete
 from ciel.master.journal import NullJournal
 from ciel.master.service import CHECK_INTERVAL_S, MasterService
@@ -251,7 +252,9 @@ class WorkerReplay(Replay):
 
     def __init__(self, dump: Dump) -> None:
         super().__init__(dump)
-        self.machine = WorkerMachine(**dump.state["machine"])
+        options: dict[str, Any] = dump.state["machine"]
+        offers = [Offer(name, amount, tuple(of)) for name, amount, of in options["resources"]]
+        self.machine = WorkerMachine(**options | {"resources": offers})
 
     def _opened(self, peer: Peer) -> None:
         self.machine.master_reached()

@@ -211,6 +211,7 @@ def _read_shared_id(value: Any) -> Any:
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
 _NUMBERS = Needs._fields.index("retry_on")  # the numbers come first, usually without other fields
 _TEXTS = frozenset([i for i, limit in enumerate(LIMITS) if limit.kind in TEXT_CHECKS])
+_RESOURCES = Needs._fields.index("resources")
 _WHOLE = [limit.is_whole for limit in LIMITS]
 _NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # old senders omit some
 
@@ -230,10 +231,13 @@ def _read_needs(value: Any) -> Needs:
         kinds, *further = value[_NUMBERS:]
         if not isinstance(kinds, list) or not all(type(kind) is str for kind in kinds):
             raise DecodeError("a task's retry_on must be a list of strings")
+        if len(value) > _RESOURCES:
+            place = _RESOURCES - _NUMBERS - 1
+            further[place] = _read_resources(further[place])
         if not all(_is_limit(i, item) for i, item in enumerate(further, _NUMBERS + 1)):
             raise DecodeError(
-                "a task's delays and grace period must be numbers, and its io, "
-                "isolate and image texts"
+                "a task's delays and grace period must be numbers, its io, where, isolate and "
+                "image texts"
             )
         key = (*key, tuple(kinds), *further)
     known = _needs_seen.get(key)
@@ -247,7 +251,17 @@ def _read_needs(value: Any) -> Needs:
 def _is_limit(index: int, value: Any) -> bool:
     if index in _TEXTS:
         return type(value) is str
+    if index == _RESOURCES:
+        return type(value) is tuple
     return type(value) is int or (type(value) is float and not _WHOLE[index])
+
+
+def _read_resources(value: Any) -> Any:
+    if not isinstance(value, list) or not all(
+        isinstance(item, list) and [type(part) for part in item] == [str, int] for item in value
+    ):
+        raise DecodeError("a task's resources must be pairs of a name and an amount")
+    return tuple([(name, amount) for name, amount in value])
 
 
 def _is_number(value: Any) -> bool:

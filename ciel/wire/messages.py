@@ -42,6 +42,7 @@ from ciel.core.events import (
     ExtentSynced,
     FromClient,
     FromMemory,
+    FromService,
     FromStandby,
     FromWorker,
     Heartbeat,
@@ -77,6 +78,7 @@ from ciel.core.events import (
     ReplicateObjects,
     RequestRefused,
     RolesTaken,
+    ServiceOpened,
     SpawnTask,
     StartOver,
     StateChanged,
@@ -433,6 +435,7 @@ _PLAIN: dict[type, tuple[str, tuple[FieldCodec, ...]]] = {
     DrainWorker: ("drain", (SECONDS_OR_NULL,)),
     DismissWorker: ("dismiss", ()),
     StoresReported: ("stores", (LEVELS, COUNT, FLAG, DISKS)),
+    ServiceOpened: ("service_opened", (ID, COUNT, TEXT)),
     StartOver: ("start_over", ()),
     AttemptsKept: ("kept", (ATTEMPTS, IDS, IDS)),
     StoreListed: ("listed", ()),
@@ -574,6 +577,7 @@ _BY_KIND: dict[str, tuple[type, Callable[[Fields, bytes], Any]]] = {
 }
 
 FROM_CLIENT: frozenset[type] = frozenset(get_args(FromClient))
+FROM_SERVICE: frozenset[type] = frozenset(get_args(FromService))
 TO_CLIENT: frozenset[type] = frozenset(get_args(ToClient))
 FROM_WORKER: frozenset[type] = frozenset(get_args(FromWorker))
 TO_WORKER: frozenset[type] = frozenset(get_args(ToWorker))

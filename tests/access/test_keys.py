@@ -68,6 +68,14 @@ def test_role_keys_differ_from_one_another_and_from_the_cluster_key() -> None:
     assert len({derived(role).text().rpartition("-")[2] for role in Role}) == len(Role)
 
 
+def test_a_key_that_may_submit_may_call_services() -> None:
+    cluster = Key(b"k" * 32)
+    submit = cluster.derive(Role.SUBMIT)
+    assert submit is not None
+    assert submit.derive(Role.SERVICE) == cluster.derive(Role.SERVICE)
+    assert [submit.derive(role) for role in (Role.KV, Role.WORKER, Role.READ)] == [None] * 3
+
+
 def test_role_key_derives_itself_and_no_other() -> None:
     worker = derived(Role.WORKER)
     assert worker.derive(Role.WORKER) == worker
@@ -165,5 +173,6 @@ def test_each_role_permits_the_listed_roles() -> None:
         (Role.MEMORY, Role.MEMORY),
         (Role.MEMORY, Role.READ),
         (Role.KV, Role.KV),
+        (Role.SERVICE, Role.SERVICE),
         (Role.READ, Role.READ),
     }

@@ -1,10 +1,12 @@
 import pytest
 
 from ciel.core.jobs import CallerContext
+from ciel.core.offers.resources import read_amounts
 from ciel.execution.environment import (
     Caller,
     Callers,
     changes,
+    device_order,
     inherited,
     is_secret,
     task_environment,
@@ -107,3 +109,29 @@ def test_a_caller_is_forgotten_with_its_job_or_its_master() -> None:
     assert callers.find("two") == Caller("/two", {}, callers.find("two").digest)  # type: ignore[union-attr]  # not None
     callers.clear()
     assert callers.find("two") is None
+
+
+def test_the_resources_of_a_task_are_in_the_environment() -> None:
+    spec = a_task("out")
+    amounts = read_amounts({"gpu": 1.5, "fast-disk/nvme": 1, "licence": 2})
+    spec = spec._replace(needs=spec.needs._replace(resources=amounts))
+    given = (("fast-disk/nvme", (("sda", 10_000),)), ("gpu", (("2", 10_000), ("0", 5000))))
+    found = task_environment(spec, 1, "w", "/", {"CUDA_VISIBLE_DEVICES": "7"}, given)
+    assert {name: found[name] for name in found if "RESOURCE" in name or "VISIBLE" in name} == {
+        "CIEL_RESOURCES": "fast-disk/nvme=1,gpu=1.5,licence=2",
+        "CIEL_RESOURCE_FAST_DISK_NVME": "sda",
+        "CIEL_RESOURCE_GPU": "2,0",
+        "CUDA_VISIBLE_DEVICES": "2,0",
+        "HIP_VISIBLE_DEVICES": "2,0",
+    }
+
+
+def test_variables_that_name_devices_are_not_sent_to_other_machines() -> None:
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    assert travelling({**dict.fromkeys(names, "0"), "X": "y"}) == {"X": "y"}
+
+
+def test_the_order_of_devices_is_set_unless_the_worker_has_chosen_one() -> None:
+    assert device_order({}) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert device_order({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == {}
+    assert device_order({"CUDA_VISIBLE_DEVICES": "1"}) == {}

@@ -210,11 +210,13 @@ def test_what_a_child_needs_is_asked_for_beside_its_arguments(talk: Begin) -> No
     one = talk()
     needs = {
         "slots": 2, "memory_bytes": 1 << 20, "priority": -1, "timeout_s": 1.5, "retries": 3,
-        "retry_on": ["TIMED_OUT"], "retry_delay_s": 2.5, "delay_s": 0.5,
+        "retry_on": ["TIMED_OUT"], "retry_delay_s": 2.5, "delay_s": 0.5, "where": "zone=b",
+        "resources": {"licence/x": 1, "gpu": "0.25"},
     }  # fmt: skip
     one.call("spawn", executor_name="proc", command="x", **needs)
     spec = one.attempt.children[0].spec
-    assert spec.needs == Needs(**needs)._replace(retry_on=("TIMED_OUT",))  # type: ignore[arg-type]  # the values are of these types
+    as_read = {"retry_on": ("TIMED_OUT",), "resources": (("gpu", 2500), ("licence/x", 10_000))}
+    assert spec.needs == Needs(**needs | as_read)  # type: ignore[arg-type]  # the values are of these types
     assert read_arguments(spec.payload) == {"command": "x"}
 
 

@@ -1,6 +1,8 @@
 """Tests the command lines of sandboxes, control groups, and that programs gain no privileges."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,9 @@ def words_of(spec: LaunchSpec) -> list[str]:
     return argv[1 : argv.index("--")]
 
 
-def sandbox(**options: object) -> Sandbox:
-    around = Surroundings(("/home", "/spool"), (), ("/home/u/.local/state/ciel",))
-    return Sandbox(around, **{"is_strict": True, "scratch": "/spool/scratch/1/", **options})  # type: ignore[arg-type]
+def sandbox(**options: Any) -> Sandbox:
+    around = Surroundings(("/private", "/spool"), (), ("/state/ciel",))
+    return Sandbox(around, **{"is_strict": True, "scratch": "/spool/scratch/1/", **options})
 
 
 def test_a_program_reaches_files_of_its_worker_by_descriptors_of_init() -> None:
@@ -53,7 +55,7 @@ def test_only_the_scratch_directory_is_writable() -> None:
     ],
 )
 def test_a_container_gets_the_options_of_its_level(
-    options: dict[str, object], expected: list[str]
+    options: dict[str, Any], expected: list[str]
 ) -> None:
     box = sandbox(**{"image": "tools", "container": "podman", "name": "ciel-1", **options})
     argv = box.wrap(LaunchSpec(["sort", "-u"], "/work", {"A": "b", "PATH": "/x"})).argv
@@ -95,9 +97,9 @@ def test_without_the_controller_there_is_no_group(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("forbids, shown", [(True, "1"), (False, "0")])
 def test_programs_gain_no_privileges_where_that_is_forbidden(
-    run: object, tmp_path: Path, forbids: bool, shown: str
+    run: Callable[[LaunchSpec], object], tmp_path: Path, forbids: bool, shown: str
 ) -> None:
     output = tmp_path / "status"
     argv = ["grep", "NoNewPrivs", "/proc/self/status"]
-    run(LaunchSpec(argv, stdout=File(output), no_new_privileges=forbids))  # type: ignore[operator]
+    run(LaunchSpec(argv, stdout=File(output), no_new_privileges=forbids))
     assert output.read_text().split()[1] == shown

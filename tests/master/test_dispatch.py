@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ciel.core.events import CopyTimed, DiskLimit, DiskQueued, Message, RecallTasks
 from ciel.core.graph.early_outputs import introduce
 from ciel.core.graph.invariants import validate
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import read_amounts
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
@@ -18,7 +21,7 @@ from ciel.core.tasks import Isolation, TaskSpec
 from ciel.master.state.context import Context
 from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, Dispatcher
 from ciel.master.state.placement.reach import Reach
-from ciel.master.state.workers import WorkerFacts, WorkerNode
+from ciel.master.state.workers import Capacity, WorkerFacts, WorkerNode
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 
 BIG = 100 << 20  # copying it to another host takes a second
@@ -466,9 +469,9 @@ def test_a_parked_task_waits_again_if_its_memory_has_been_taken() -> None:
     assert floor.gives() == ["a to w1"]
 
 
-def isolated(name: str, **needs: str) -> TaskSpec:
+def isolated(name: str, **needs: Any) -> TaskSpec:
     task = a_task(name)
-    return task._replace(needs=task.needs._replace(**needs))  # type: ignore[arg-type]
+    return task._replace(needs=task.needs._replace(**needs))
 
 
 def test_a_task_is_dispatched_to_a_worker_that_can_isolate_it() -> None:
@@ -708,3 +711,194 @@ def test_a_reader_of_a_busy_disk_lets_others_pass_until_the_disk_has_room() -> N
     worker.disks.remove(("t1", 1))
     worker.credit.limit = 3
     assert floor.gives() == ["a to w1"]
+
+
+# --- named resources and labels -------------------------------------------------------------------
+
+
+def needing(
+    *names: str, where: str = "", priority: int = 0, inputs: tuple[str, ...] = (), slots: int = 1,
+    gib: int = 0, **amounts: Any,
+) -> list[TaskSpec]:  # fmt: skip
+    specs = [
+        a_task(name, inputs=inputs, priority=priority, slots=slots, memory_bytes=gib * GIB)
+        for name in names
+    ]
+    needs = specs[0].needs._replace(resources=read_amounts(amounts), where=where)
+    return [spec._replace(needs=needs) for spec in specs]
+
+
+def test_tasks_get_no_more_of_a_resource_than_a_worker_has() -> None:
+    floor = Floor(a_worker("w1", slots=8, resources="gpu=[0-1]"), limit=20)
+    floor.add(*needing("a", "b", "c", gpu=1), *needing("d", gpu=0.5))
+    assert floor.gives() == ["a to w1", "b to w1"]
+    floor.done("a")
+    assert floor.gives() == ["c to w1"]
+    floor.done("b")
+    assert floor.gives() == ["d to w1"]
+
+
+def test_tasks_that_wait_for_a_resource_delay_no_others() -> None:
+    floor = Floor(a_worker("w1", slots=4, resources="gpu=1 x=1"), limit=9)
+    floor.add(*needing(*"abcdefghijklmnopqrstuvw", gpu=1), *needing("z", x=1), a_task("plain"))
+    assert sorted(floor.gives()) == ["a to w1", "plain to w1", "z to w1"]
+
+
+def test_a_task_runs_where_the_resource_and_the_labels_are() -> None:
+    workers = [
+        a_worker("w1", resources="gpu=1", labels="zone=a"),
+        a_worker("w2", resources="gpu=1", labels="zone=b"),
+        a_worker("w3", labels="zone=b"),
+    ]
+    floor = Floor(*workers, limit=9)
+    floor.add(*needing("a", "b", where="zone=b", gpu=1), *needing("c", where="not has zone"))
+    assert floor.gives() == ["a to w2"]
+    assert floor.refused[0].startswith("c: no worker has labels for which 'not has zone' is true")
+
+
+def test_a_task_that_needs_all_of_a_resource_is_not_starved_by_tasks_that_need_little() -> None:
+    floor = Floor(a_worker("w1", slots=8, resources="gpu=2 x=1"), limit=20)
+    floor.add(*needing("a", "b", gpu=1))
+    assert floor.gives() == ["a to w1", "b to w1"]
+    floor.add(*needing("all", gpu=2, x=1), *needing("c", gpu=1))
+    assert floor.gives() == []
+    for number, name in enumerate(("a", "b")):
+        floor.done(name)
+        floor.add(*needing(f"late{number}", gpu=1))
+        expected = ["all to w1"] if name == "b" else []
+        assert floor.gives() == expected
+    floor.done("all")
+    assert sorted(floor.gives()) == ["c to w1", "late0 to w1"]
+
+
+def test_a_task_that_waits_for_several_workers_keeps_only_one_of_them_free() -> None:
+    workers = [a_worker(f"w{number}", slots=8, resources="gpu=2") for number in (1, 2)]
+    floor = Floor(*workers, limit=20)
+    floor.add(*needing("a", "b", "c", gpu=1))
+    assert len(floor.gives()) == 3
+    floor.add(*needing("both", gpu=2))
+    assert floor.gives() == []
+    (free_at,) = [w for w in floor.dispatcher.workers.values() if w.resources_used["gpu"] == 10_000]
+    (full,) = [w for w in floor.dispatcher.workers.values() if w is not free_at]
+    floor.add(*needing("d", gpu=1))
+    assert floor.gives() == []
+    floor.done(next(iter(full.assigned.values())).spec.outputs[0])
+    assert floor.gives() == [f"d to {full.facts.id}"]
+    floor.done(next(iter(free_at.assigned.values())).spec.outputs[0])
+    assert floor.gives() == [f"both to {free_at.facts.id}"]
+
+
+def test_the_worker_that_is_kept_free_does_not_change_when_another_one_is_as_free() -> None:
+    workers = [a_worker(f"w{number}", slots=8, resources="gpu=2") for number in (1, 2)]
+    floor = Floor(*workers, limit=20)
+    floor.add(*needing("a0", "a1", "a2", "a3", gpu=1))
+    running = [line.split()[0] for line in floor.gives()]
+    floor.add(*needing("both", gpu=2))
+    for number in range(10):  # each end makes the other worker as free as the one that is kept
+        floor.done(running.pop(0))
+        floor.add(*needing(f"b{number}", gpu=1))
+        given = [line.split()[0] for line in floor.gives()]
+        running += given
+        if "both" in given:
+            return
+    pytest.fail("the task was starved")
+
+
+def test_memory_beyond_that_of_a_task_that_waits_for_a_resource_is_for_others() -> None:
+    floor = Floor(a_worker("w1", slots=8, resources="gpu=1", memory_bytes=4 * GIB), limit=20)
+    floor.add(*needing("a", "b", gpu=1, gib=1))
+    assert floor.gives() == ["a to w1"]
+    floor.add(hungry("c", 2), hungry("d", 1))
+    assert floor.gives() == ["c to w1"]
+    floor.done("a")
+    assert floor.gives() == ["b to w1", "d to w1"]
+
+
+def test_queued_tasks_with_labels_are_recalled_only_for_workers_that_have_them() -> None:
+    floor = Floor(a_worker("w1", labels="zone=b"), a_worker("w2"), limit=4)
+    floor.add(*needing("a", "b", where="zone=b"))
+    assert floor.gives() == ["a to w1", "b to w1"]
+    assert recalled(floor, 10.0) == []
+
+
+def test_the_refusal_names_what_is_offered() -> None:
+    workers = [
+        a_worker("w1", slots=2, resources="gpu=[0-1]", labels="zone=a"),
+        a_worker("w2", slots=4, resources="licence/x=1", labels="zone=b"),
+    ]
+    floor = Floor(*workers)
+    floor.add(
+        *needing("a", gpu=3), *needing("b", fpga=1), *needing("c", where="zone=c"),
+        *needing("d", where="zone=b", gpu=1), *needing("e", slots=4, gpu=1),
+    )  # fmt: skip
+    assert floor.gives() == []
+    assert [text.partition(": ask")[0].partition(": change")[0] for text in floor.refused] == [
+        "a: no worker has gpu=3 (offered: gpu=2 on w1)",
+        "b: no worker has fpga=1 (offered: gpu, licence/x)",
+        "c: no worker has labels for which 'zone=c' is true (their labels: zone=a; zone=b)",
+        "d: no worker for which 'zone=b' is true has gpu=1 (offered there: licence/x=1)",
+        "e: no worker has all that the task needs together: 4 slots, gpu=1",
+    ]
+
+
+def test_a_task_waits_for_a_worker_that_a_launcher_can_start() -> None:
+    floor = Floor(a_worker("w1"))
+    floor.dispatcher.set_launchable([Capacity(8, 0, {"gpu": 40_000}, {"zone": "cloud"})])
+    floor.add(*needing("a", "b", where="zone=cloud", gpu=2), *needing("c", gpu=5))
+    assert floor.gives() == []
+    assert [text.partition(":")[0] for text in floor.refused] == ["c"]
+    assert len(floor.dispatcher.for_launchers) == 2
+    floor.join(a_worker("w2", slots=8, resources="gpu=[0-3]", labels="zone=cloud"))
+    floor.limit = 9
+    assert floor.gives() == ["a to w2"]
+    floor.dispatcher.remove_worker(floor.dispatcher.workers["w2"])
+    floor.gives()
+    floor.dispatcher.set_launchable([])
+    assert floor.gives() == []
+    assert [text.partition(":")[0] for text in floor.refused] == ["c", "b"]
+
+
+_SHAPES: list[dict[str, Any]] = [
+    {"gpu": 1}, {"gpu": 2}, {"gpu": 0.5}, {"gpu": 2, "x": 1}, {"x": 1}, {"gib": 2}, {"gib": 1},
+    {"gpu": 1, "gib": 1}, {"where": "zone=b"}, {"where": "zone=b", "gpu": 1}, {},
+]  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(_SHAPES), st.integers(0, 30)), max_size=30), st.data())
+def test_workers_are_never_over_committed_and_no_task_starves(
+    steps: list[tuple[dict[str, Any], int]], data: st.DataObject
+) -> None:
+    """A task of each kind runs within a bounded number of ends, although tasks keep coming."""
+    workers = [
+        a_worker("w1", slots=4, resources="gpu=[0-1]", memory_bytes=2 * GIB, labels="zone=a"),
+        a_worker("w2", slots=2, resources="gpu=2 x=1", memory_bytes=2 * GIB, labels="zone=b"),
+    ]
+    floor = Floor(*workers, limit=5)
+    running: list[str] = []
+
+    def tick() -> None:
+        running.extend(line.split()[0] for line in floor.gives())
+        for worker in floor.dispatcher.workers.values():
+            assert worker.memory_used <= 2 * GIB
+            for name, used in worker.resources_used.items():
+                assert used <= worker.capacity.resources[name]
+        validate(floor.graph)
+
+    for number, (shape, which) in enumerate(steps):
+        floor.add(*needing(f"t{number}", **shape))
+        tick()
+        if running and which % 3:
+            floor.done(running.pop(which % len(running)))
+    kept = data.draw(st.sampled_from(_SHAPES[:-1]))
+    floor.add(*needing("last", **kept))
+    for number in range(150):
+        tick()
+        if "last" in running:
+            break
+        small = data.draw(st.sampled_from(_SHAPES)) if number % 10 == 0 else {"gpu": 1}
+        floor.add(*needing(f"s{number}", **small))
+        if running:
+            floor.done(running.pop(0))
+    else:
+        pytest.fail(f"{kept} was starved")

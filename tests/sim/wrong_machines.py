@@ -19,6 +19,7 @@ from ciel.core.jobs import Job
 from ciel.core.refs import Future
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.placement.dispatch import MEMORY_QUEUE
 from ciel.master.state.workers import WorkerNode
 from ciel.testing.simulator import lots
 from ciel.testing.simulator.options import SCENARIOS
@@ -85,8 +86,8 @@ class LosesTheCramped(MasterMachine):
 
     def end_tick(self, now_s: float) -> None:
         super().end_tick(now_s)
-        if self.dispatcher.memory_queue:
-            self.dispatcher.memory_queue.pop()
+        if queue := self.dispatcher.scarce.get(MEMORY_QUEUE):
+            queue.pop()
 
 
 class HearsNoNews(MasterMachine):

@@ -40,6 +40,7 @@ from ciel.core.events import (
     ReleaseObjects,
     ReplicateObjects,
     RequestRefused,
+    ServiceOpened,
     SpawnTask,
     StartOver,
     StateChanged,
@@ -75,6 +76,7 @@ from ciel.wire.messages import (
     FLAG,
     FROM_CLIENT,
     FROM_MEMORY,
+    FROM_SERVICE,
     FROM_STANDBY,
     FROM_WORKER,
     ID,
@@ -100,6 +102,7 @@ from ciel.wire.messages import (
 
 EVERYTHING = (
     FROM_CLIENT
+    | FROM_SERVICE
     | FROM_WORKER
     | FROM_STANDBY
     | FROM_MEMORY
@@ -176,6 +179,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     RecallTasks: st.builds(RecallTasks, st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)),
     DropObjects: st.builds(DropObjects, several_ids, st.booleans()),
     StateSet: st.builds(StateSet, jobs, texts, counts, counts, tasks, counts, counts),
+    ServiceOpened: st.builds(ServiceOpened, tasks, counts, texts),
     StateChanged: st.builds(StateChanged, jobs, texts, counts, counts),
     MeetWorkers: st.builds(
         MeetWorkers, st.lists(st.builds(Neighbour, places(), texts), max_size=3).map(tuple)
@@ -312,6 +316,7 @@ def examples() -> list[tuple[Any, bytes]]:
         CopyTimed("w1:8001", 1 << 30, 10.0),
         WorkersUnreached(("w1:8001", "w2:8001")),
         StateSet(JobId("job"), "phase", 2, 1, spec.id, 1, 3),
+        ServiceOpened(spec.id, 1, "127.0.0.1:4000"),
         StateChanged(JobId("job"), "phase", 1, 3),
     ]
     return [record for message in listed for record in through_the_wire([encode(message)])]
@@ -393,6 +398,7 @@ def test_a_payload_that_is_not_json_is_refused_where_json_is_expected(payload: b
 
 def test_each_direction_has_its_own_messages() -> None:
     assert {Change, Received, Heartbeat} == FROM_CLIENT & FROM_WORKER
+    assert {Ask, Received, Heartbeat} == FROM_CLIENT & FROM_SERVICE
     assert {Answer, StartOver, Received, Heartbeat} == TO_CLIENT & TO_WORKER
     assert not IN_JOURNAL & (FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER)
     assert {Received, Heartbeat} == FROM_WORKER & TO_WORKER

@@ -47,6 +47,9 @@ class Strategy:
     def start(self, order: Any, task: Any, executor: Any, action: Any, level: str = "") -> None:
         self.started.append((task.spec, level))
 
+    def make_way(self, given: Any) -> None:
+        pass
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -179,6 +179,9 @@ def render_info(task: dict[str, Any]) -> str:
         requested.append(f"priority {needs['priority']}")
     if needs.get("io"):
         requested.append(f"a permit of {needs['io']}")
+    requested += [f"{amount:g} {name}" for name, amount in needs.get("resources", {}).items()]
+    if needs.get("where"):
+        requested.append(f"a worker where {needs['where']}")
     if needs.get("isolate"):
         requested.append(f"isolation {needs['isolate']}")
     if needs.get("image"):

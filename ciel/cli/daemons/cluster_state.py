@@ -1,7 +1,7 @@
-"""The key-value base of a cluster, as its daemons deal with it.
+"""The key-value base and the services of a cluster, as its daemons deal with them.
 
-Workers tell their tasks where it is, and which key opens it. The master removes the rows of jobs
-that it does not know any more.
+Workers tell their tasks where the base is, and which keys open it and call services. The master
+removes the rows of jobs that it does not know any more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from twisted.internet.threads import deferToThread
 from ciel import plugins
 from ciel.access.keys import Key, Role
 from ciel.cli.daemons.process import log
-from ciel.execution.environment import KV_CLUSTER, KV_KEY_FILE, KV_URL
+from ciel.execution.environment import (
+    CLUSTER,
+    KV_CLUSTER,
+    KV_KEY_FILE,
+    KV_URL,
+    MASTER,
+    SERVICE_HOST,
+    SERVICE_KEY_FILE,
+)
 from ciel.state.batches import Delete, end_of_prefix
 from ciel.state.errors import KeyMissingError, KvError
 from ciel.state.finding import open_base
@@ -46,12 +54,31 @@ def kv_environment(url: str, directory: Path, key: Key, cluster_id: str) -> dict
     """
     if not url:
         return {}
-    path = directory / "kv-key"
+    path = _write_key(directory / "kv-key", key.derive(Role.KV) or key)
+    return {KV_URL: url, KV_KEY_FILE: path, KV_CLUSTER: cluster_id}
+
+
+def service_environment(
+    control: str, host: str, directory: Path, key: Key, cluster_id: str
+) -> dict[str, str]:
+    """Return the variables for services; write the key of their role to a file in a directory.
+
+    A worker that has only the key of its role cannot run services, and adds no variables.
+    """
+    own = key.derive(Role.SERVICE)
+    if own is None:
+        return {}
+    path = _write_key(directory / "service-key", own)
+    return {MASTER: control, CLUSTER: cluster_id, SERVICE_KEY_FILE: path, SERVICE_HOST: host}
+
+
+def _write_key(path: Path, key: Key) -> str:
+    """Write a key to a file that only its owner can read; return its path."""
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w") as file:
-        file.write((key.derive(Role.KV) or key).text() + "\n")
-    return {KV_URL: url, KV_KEY_FILE: str(path), KV_CLUSTER: cluster_id}
+        file.write(key.text() + "\n")
+    return str(path)
 
 
 class JobState:

@@ -31,10 +31,9 @@ from ciel.cli.daemons.channels import (
     open_channels,
     own_end,
 )
-from ciel.cli.daemons.cluster_state import kv_environment, kv_url
+from ciel.cli.daemons.cluster_state import kv_environment, kv_url, service_environment
 from ciel.cli.daemons.errors import DaemonError
-from ciel.cli.daemons.executors import Executors, load_executors
-from ciel.cli.daemons.isolation import HostProbe, add_isolate, described, offered_when
+from ciel.cli.daemons.executors import Executors, load_executors, offered_when
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
@@ -45,8 +44,10 @@ from ciel.core.admission import Policy
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.masters import NO_BALLOT
-from ciel.core.tasks import SLOTS_MAX
-from ciel.execution.environment import SHMD, Callers, inherited
+from ciel.core.offers.labels import read_label
+from ciel.core.offers.resources import Offer, offer_of, read_offer
+from ciel.core.tasks import LIMITED, NO_ISOLATION, SLOTS_MAX, wrong_isolation
+from ciel.execution.environment import GPU, SHMD, Callers, device_order, inherited
 from ciel.execution.kept import KeptAttempts
 from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
@@ -78,8 +79,11 @@ from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
 from ciel.worker.disk_permits import DiskPermits
 from ciel.worker.events import Events
 from ciel.worker.fetch_reports import FetchReports
+from ciel.worker.gpus import Claims, find_gpus
 from ciel.worker.host import host_identity, host_name, new_worker_id
 from ciel.worker.interactive.programs import InteractivePrograms
+from ciel.worker.limits.host_probe import HostProbe, described
+from ciel.worker.limits.sandboxes import Sandboxes
 from ciel.worker.logs import JobLogs
 from ciel.worker.master_session import MasterSession
 from ciel.worker.masters import Masters
@@ -101,6 +105,23 @@ from ciel.worker.transfer.peer_stores import PeerStores
 from ciel.worker.transfer.url_fetching import UrlFetching
 
 DEFAULT_LISTEN = "127.0.0.1:0"
+ISOLATE_VARIABLE = "CIEL_ISOLATE"
+"""Sets the default of --isolate, also for the workers of `ciel up` and `ciel submit`."""
+
+
+def _add_resources(add: Callable[..., object]) -> None:
+    """Add the options of named resources and of labels."""
+    add(
+        "--resource", type=_offer, action="append", default=[], metavar="NAME=AMOUNT",
+        help="offer a resource to tasks that ask for it: an amount (licence/matlab=2), or indices "
+        "that tasks receive (gpu=[0-3]); GPUs are detected, unless this option names gpu "
+        "(repeatable)",
+    )  # fmt: skip
+    add(
+        "--label", type=_label, action="append", default=[], metavar="NAME=VALUE",
+        help="a label that tasks can ask for, such as zone=b; `host` is the name of the host "
+        "(repeatable)",
+    )  # fmt: skip
 
 
 def _add_storage(add: Callable[..., object]) -> None:
@@ -170,10 +191,18 @@ def parser() -> argparse.ArgumentParser:
         help="memory for all tasks that request some (default: the memory of the host or of the "
         "control group)",
     )
+    _add_resources(add)
     _add_storage(add)
     add_verify(parse)
     add_kill_grace(parse)
-    add_isolate(parse)
+    add(
+        "--isolate",
+        type=_isolation,
+        metavar="LEVEL",
+        default=os.environ.get(ISOLATE_VARIABLE) or LIMITED,
+        help="how far programs are isolated at least: none, limits (default), or strict; tasks can "
+        "ask for more, not for less",
+    )
     add(
         "--no-delegation",
         action="store_true",
@@ -216,6 +245,9 @@ class Worker:
         self._options = options
         self._id = new_worker_id()
         self._spool = Spool(options.spool)
+        self._probe = HostProbe()
+        self._sandboxes: Sandboxes
+        self._offers: list[Offer] = []
         self._closers: list[Any] = []
         self._has_joined = False
         self._cancel_all: Callable[[Callable[[], None]], None] | None = None
@@ -233,18 +265,14 @@ class Worker:
         """
         reactor, options = self._reactor, self._options
         address, ticks = advertised(options), Ticks(reactor)
-        probe = HostProbe()
         channels = open_channels(reactor, options, WORKER_POLL_US)
         become_subreaper()
         spool = self._keep(self._spool)
         spool.open()
-        logs = JobLogs(reactor, spool.logs_directory(options.log))
+        logs, self._offers = JobLogs(reactor, spool.logs_directory(options.log)), self._resources()
         store = self._open_store()
-        group = probe.group_of_programs(options)
-        if group is not None:
-            self._closers.append(group.remove)
-        members = "" if group is None else group.members
-        launching = self._keep(self._launching(ticks, key, cluster_id, store, members))
+        about = self._variables(control, address.host, key, cluster_id)
+        launching = self._keep(self._launching(ticks, about, store))
         executors = offered_when(options.isolate, _executors_here())
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
         disk_jobs = self._keep(self._disk_jobs(store))
@@ -255,7 +283,6 @@ class Worker:
         site.serve_as(own, self._id)
         machine = self._state = self._machine(own, store, executors)
         checksums = Checksums(reactor, store, Verify(options.verify))
-        sandboxes = probe.sandboxes(options, spool.path)
         callers, events = Callers(launching.environ), Events(reactor)
         master = MasterSession(events)
         masters = Masters(spool.path / "masters.json", spool.identity, cluster_id, master)
@@ -277,7 +304,6 @@ class Worker:
             callers, reactor=reactor, ticks=ticks, owner=reports, launching=launching, store=store,
             streams=streams, executors=executors.known, netloc=own, logs=logs, channels=channels,
             checksums=checksums, boards=StateBoards(cluster_id, master.send), cluster_id=cluster_id,
-            sandboxes=sandboxes,
         )  # fmt: skip
         operations = Operations(service, master, interactive, events)
         peer_stores = self._open_peer_stores(store, cluster_id, own, operations, disk_jobs)
@@ -287,10 +313,8 @@ class Worker:
         )  # fmt: skip
         service.set_components(attempts, interactive, fetcher, boards)
 
-        is_shared = peer_stores is not None
-        about = self._about(machine, executors, store.places if is_shared else ())
-        about["isolation"] = described(sandboxes.isolation)
-        begin = partial(self._begin_session, key, cluster_id, about, master, machine, masters)
+        facts = self._about(machine, executors, () if peer_stores is None else store.places)
+        begin = partial(self._begin_session, key, cluster_id, facts, master, machine, masters)
         dial = partial(_control_peer, reactor, ticks, begin, channels)
         reconnector = self._reconnector(control, dial, service, masters)
         site.serve_succession(masters)
@@ -364,12 +388,30 @@ class Worker:
             "interactive": [name for name, executor in here.items() if executor.talks],
             "starts_locally": [] if options.no_delegation else list(here),
             "memory_bytes": options.memory or memory_of_host(),
+            "resources": self._offers,
             "kill_grace_s": options.kill_grace,
         }  # fmt: skip
         machine = WorkerMachine(**self._machine_options)
         machine.add_retained(held_by(store))
         machine.uploads.found(machine.stored, self._reactor.seconds())
         return machine
+
+    def _resources(self) -> list[Offer]:
+        """Return the resources that the options name, and the GPUs of this host.
+
+        Raises DaemonError if the options name one twice.
+        """
+        offers: list[Offer] = self._options.resource
+        names = [offer.name for offer in offers]
+        for name in names:
+            if names.count(name) > 1:
+                raise DaemonError(f"--resource names {name} twice: name all of it once")
+        if GPU not in names and (found := find_gpus(os.environ)):
+            claimed = self._keep(Claims()).claim(found)
+            log.info("GPUs of this host: {found}; this worker offers {claimed}",
+                     found=",".join(found), claimed=",".join(claimed) or "none")  # fmt: skip
+            offers = [*offers, offer_of(GPU, claimed)]
+        return [offer for offer in offers if offer.amount]
 
     def _about(
         self, machine: WorkerMachine, executors: Executors, places: tuple[str, ...]
@@ -380,7 +422,10 @@ class Worker:
         return own_end(self._options).described() | {
             "netloc": machine.netloc, "host": machine.host, "slots": machine.slots,
             "memory_bytes": machine.memory_bytes, "executors": sorted(executors.offered),
+            "isolation": described(self._sandboxes.isolation),
             "lacking": executors.lacking, "user": os.geteuid(), "places": list(places),
+            "resources": [list(offer) for offer in machine.resources],
+            "labels": {"host": host_name()} | dict(self._options.label),
         }  # fmt: skip
 
     def _begin_session(
@@ -453,7 +498,12 @@ class Worker:
         """
         kept, scratch = KeptAttempts(self._spool.kept), ScratchPool(self._spool.path)
         self._keep(boards)
-        place = Workplace(worker=self._id, scratch=scratch, kept=kept, boards=boards, **means)
+        options, path = self._options, self._spool.path
+        self._sandboxes = self._probe.sandboxes(options.isolate, path, options.access)
+        place = Workplace(
+            worker=self._id, scratch=scratch, kept=kept, boards=boards, sandboxes=self._sandboxes,
+            **means,
+        )  # fmt: skip
         lifecycle = Lifecycle(place)
         interactive = InteractivePrograms(lifecycle)
         batch = BatchPrograms(lifecycle, interactive.idle_count)
@@ -516,14 +566,36 @@ class Worker:
             share_space(self._reactor, cores, neighbours)
         return cores
 
-    def _launching(
-        self, ticks: Ticks, key: Key, cluster_id: str, store: ObjectStore, members: str
-    ) -> Launching:
-        """Start the launcher, with the variables that programs inherit."""
-        about = kv_environment(self._options.kv, self._spool.path, key, cluster_id)
-        about[SHMD] = str(self._spool.store)
+    def _members(self) -> str:
+        """Create the control group of all programs; return its file `cgroup.procs`.
+
+        Return nothing if there is none. An embedded worker ends by SIGKILL, which would leave the
+        group behind.
+        """
+        options = self._options
+        if options.isolate == NO_ISOLATION or options.embedded:
+            return ""
+        group = self._probe.group_of_programs(options.slots or len(os.sched_getaffinity(0)))
+        if group is None:
+            return ""
+        self._closers.append(group.remove)
+        return group.members
+
+    def _variables(self, control: str, host: str, key: Key, cluster_id: str) -> dict[str, str]:
+        """Return the variables that tell programs about the cluster."""
+        path = self._spool.path
+        return {
+            SHMD: str(self._spool.store),
+            **service_environment(control, host, path, key, cluster_id),
+            **kv_environment(self._options.kv, path, key, cluster_id),
+        }
+
+    def _launching(self, ticks: Ticks, about: dict[str, str], store: ObjectStore) -> Launching:
+        """Start the launcher; programs inherit the variables `about` the cluster."""
         environ = inherited(os.environ) | about
-        return Launching(self._reactor, ticks, environ, store.directories, members)
+        if any(offer.name == GPU and offer.indices for offer in self._offers):
+            environ |= device_order(os.environ)
+        return Launching(self._reactor, ticks, environ, store.directories, self._members())
 
     def _open_store(self) -> ObjectStore:
         open_store, _, store_options = load_kind(self._options.store)
@@ -610,6 +682,26 @@ START_ERRORS = (
     KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, OSError,
     plugins.PluginError,
 )  # fmt: skip
+
+
+def _offer(text: str) -> Offer:
+    try:
+        return read_offer(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _label(text: str) -> tuple[str, str]:
+    try:
+        return read_label(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _isolation(text: str) -> str:
+    if wrong := wrong_isolation(text):
+        raise argparse.ArgumentTypeError(wrong)
+    return text
 
 
 def _io_policy(text: str) -> Policy:

@@ -20,7 +20,23 @@ def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) 
         for w in workers
     ]  # fmt: skip
     headings = ("WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "MEMORY", "HEARD")
-    return table(headings, rows, width)
+    lines = [table(headings, rows, width)]
+    for worker in workers:
+        if about := _offers(worker):
+            lines.append(f"{worker['worker']} offers {about}")
+    return "\n".join(lines)
+
+
+def _offers(worker: dict[str, Any]) -> str:
+    """Return the resources and the labels of a worker; empty if it has none but its host."""
+    texts = [
+        f"{name} {of['used']:g}/{of['total']:g}"
+        + (f" [{','.join(of['indices'])}]" if of["indices"] else "")
+        for name, of in worker.get("resources", {}).items()
+    ]
+    labels = worker.get("labels", {}).items()
+    texts += [f"{name}={value}" for name, value in labels if name != "host"]
+    return ", ".join(texts)
 
 
 def _note(worker: dict[str, Any]) -> str:

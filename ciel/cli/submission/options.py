@@ -18,6 +18,7 @@ from ciel.cli.parsing.parser import Parser, memory_size, whole_number
 from ciel.cli.submission.elements import has_place
 from ciel.cli.submission.numbers import number_ranges
 from ciel.client.jobs.arrays import UNSETTLED_MAX
+from ciel.core.offers.resources import read_request
 from ciel.core.scheduling import LOCALITY, POLICIES
 from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TEXT_CHECKS, TIMEOUT_MAX_S, Limit, Needs
 from ciel.storage.interface import LEVELS
@@ -208,8 +209,25 @@ def _add_limits(parser: argparse.ArgumentParser, limits: Sequence[Limit]) -> Non
             parser.add_argument(
                 limit.option, type=_parser_of(limit), default=getattr(DEFAULT_NEEDS, limit.name),
                 metavar=limit.metavar, dest=limit.name,
+                action=_AddResource if limit.kind == "resources" else "store",
                 help=limit.help + (", ".join(_KINDS) if limit.kind == "kinds" else ""),
             )  # fmt: skip
+
+
+class _AddResource(argparse.Action):
+    """Adds a resource to the earlier ones of the command line."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+        option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        name, amount = values
+        known = dict(getattr(namespace, self.dest))
+        if name in known:
+            raise argparse.ArgumentError(self, f"{name} is named twice: name its whole amount once")
+        if amount:
+            known[name] = amount
+        setattr(namespace, self.dest, tuple(sorted(known.items())))
 
 
 def needs_of(args: argparse.Namespace) -> Needs:
@@ -225,6 +243,8 @@ def _parser_of(limit: Limit) -> Callable[[str], Any]:
             return memory_size
         case "kinds":
             return _kinds
+        case "resources":
+            return _resource
         case kind if kind in TEXT_CHECKS:
             return _checked(TEXT_CHECKS[kind])
         case "seconds":
@@ -266,6 +286,13 @@ def _checked(check: Callable[[str], str]) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def _resource(text: str) -> tuple[str, int]:
+    try:
+        return read_request(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds_up_to(limit: Limit) -> Callable[[str], float]:

@@ -162,6 +162,29 @@ class Calls:
         pending.raw, pending.may_be_bundled, pending.may_wait = True, False, False
         return self._add_with_future(pending, "as bytes")
 
+    def add_alone(
+        self, job: CallJob, function: Callable[..., Any], args: tuple[Any, ...], options: Options
+    ) -> Reference:
+        """Add a call to another job of the client, as a task of its own, and want its result.
+
+        Return the reference to the result. Raises PackingError, ClientError, and the error of a
+        future in the arguments that was never sent.
+        """
+        call = self._pack(function, args, {}, options)
+        call.may_be_bundled = call.may_wait = False
+        for future in call.taken:
+            self._lot_of(future)
+        with self._sending:
+            self._job.open()
+            find_dependencies(call)
+            task = self._writer.write([call])
+            [output] = job.add(
+                calls.EXECUTOR, task.arguments, n_outputs=1, needs=task.needs,
+                mentions=Mentions.OWN, name=task.name, sees_errors=False, apart=task.in_parts,
+            )  # fmt: skip
+            job.want([output], None)
+        return output
+
     def run(
         self, add: Callable[[Any], Sequence[FutureReference]], name: str
     ) -> list[ClientFuture[bytes]]:

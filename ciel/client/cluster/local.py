@@ -84,7 +84,8 @@ class LocalCluster(Shown):
     no journal is kept, and the cluster ends with its master. `resumable`: the journal, and a link
     to the work directories of the workers, are in `directory`, and stay there when the cluster
     ends. Then a cluster with the same directory and `identity` continues the jobs. `kv`: it has a
-    key-value base, in `directory`.
+    key-value base, in `directory`. `offers`: the options `--resource` and `--label` of the first
+    worker.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class LocalCluster(Shown):
         journal_sync: str | None = OFF,
         resumable: bool = False,
         kv: bool = False,
+        offers: Sequence[str] = (),
     ) -> None:
         if journal_sync not in (None, *SYNC_MODES):
             raise ValueError(f"journal_sync is None or one of {SYNC_MODES}, not {journal_sync!r}")
@@ -121,6 +123,7 @@ class LocalCluster(Shown):
             "--suspect-after", str(suspect_after_s), "--worker-timeout", str(worker_timeout_s),
         ]  # fmt: skip
         self._of_workers = ["--kill-grace", str(kill_grace_s), "--verify", verify]
+        self._offers = offers
         self._journal_sync = journal_sync
         self._is_resumable = resumable
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
@@ -369,7 +372,7 @@ class LocalCluster(Shown):
 
     def _worker(self, number: int, slots: int) -> Daemon:
         arguments = ["--slots", str(slots), *self._switches]
-        arguments += self._of_workers
+        arguments += [*self._of_workers, *(self._offers if number == 0 else ())]
         arguments += ["--spool", str(self._spools[number])]
         if self._memory_bytes:
             arguments += ["--memory", str(self._memory_bytes)]

@@ -10,14 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ciel.core.errors import CielError, InvalidIdError
+from ciel.core.errors import CielError, InvalidIdError, InvalidNeedError
 from ciel.core.events import COPIES_MAX, AddTask
 from ciel.core.ids import ID_MAX_LENGTH, JobId, ObjectId, job_output_id, root_task_id
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec
 from ciel.core.naming import all_references
 from ciel.core.refs import REFERENCE_TYPES, Future, Reference, Value
 from ciel.core.scheduling import Scheduling, read_scheduling
-from ciel.core.tasks import DEFAULT_NEEDS, Mentions, Needs, TaskSpec
+from ciel.core.tasks import (
+    DEFAULT_NEEDS,
+    Mentions,
+    Needs,
+    TaskSpec,
+    read_needs,
+)
 from ciel.wire import codec
 from ciel.wire.descriptors import OUTPUTS_MAX, make_task, read_ids
 from ciel.wire.references import from_json, to_json
@@ -308,19 +314,15 @@ def _needs(value: Any, where: str) -> Needs:
     known = Needs._field_defaults
     if not isinstance(value, dict):
         raise InvalidSubmissionError(where, "it must be an object")
-    needs = dict(value)
-    for key, item in value.items():
+    for key in value:
         if key not in known:
             raise InvalidSubmissionError(
                 f"{where}.{key:.40}", f"unknown key; the keys are {', '.join(known)}"
             )
-        if isinstance(known[key], tuple):
-            if not isinstance(item, list) or not all(isinstance(text, str) for text in item):
-                raise InvalidSubmissionError(f"{where}.{key}", "it must be a list of strings")
-            needs[key] = tuple(item)
-        elif type(item) is not int and not (type(item) is float and type(known[key]) is float):
-            raise InvalidSubmissionError(f"{where}.{key}", "it must be a number")
-    return Needs(**needs)
+    try:
+        return read_needs(value)
+    except InvalidNeedError as error:
+        raise InvalidSubmissionError(f"{where}.{error.name}", f"it {error.reason}") from None
 
 
 def _executor(value: Any, where: str) -> str:

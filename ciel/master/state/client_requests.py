@@ -20,6 +20,7 @@ from ciel.core.events import (
     ReleaseObjects,
     ReplicateObjects,
     RequestRefused,
+    ServiceOpened,
     SubmitJob,
     WantObjects,
     WatchJob,
@@ -114,6 +115,8 @@ class ClientRequests:
                 context.journal.append(message)
             case WatchJob(job_id, prints):
                 self._operations.watch(client, self._jobs.find(job_id), prints=prints)
+            case ServiceOpened(task_id, attempt, address):
+                context.open_service(task_id, attempt, address)
             case CancelJob(job_id, reason):
                 self._operations.cancel(self._jobs.find(job_id), reason)
 

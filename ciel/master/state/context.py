@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.errors import TooManyTasksError
+from ciel.core.errors import NoAttemptError, TooManyTasksError
 from ciel.core.events import AddTask, DropObjects, JobNoted, Message
 from ciel.core.graph.early_outputs import introduce
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.history import History
-from ciel.core.ids import ObjectId
+from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.refs import Concrete, Reference
 from ciel.core.retries import RetryState
-from ciel.core.tasks import TaskSpec
+from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state.workers import WorkerTable
 
 
@@ -33,6 +33,7 @@ class Context:
         "numbers_used",
         "outbox",
         "retry_states",
+        "services",
         "table",
         "tasks_max",
         "touched",
@@ -51,6 +52,8 @@ class Context:
         self.retry_states: dict[str, RetryState] = {}  # by task
         self.numbers_used: dict[TaskNode, int] = {}
         """The greatest numbers of attempts that were not adopted, of tasks with a lower one."""
+        self.services: dict[TaskId, tuple[int, str]] = {}
+        """The attempt and the address of each replica of a service; the attempt may have ended."""
         self.touched: dict[str, Job] = {}  # jobs to be checked at the end of the tick
 
     def send(self, peer: str, message: Message) -> None:
@@ -60,6 +63,24 @@ class Context:
     def touch(self, job: Job) -> None:
         """Check a job at the end of the tick: it may have ended, or made progress."""
         self.touched[job.spec.id] = job
+
+    def open_service(self, task_id: TaskId, attempt: int, address: str) -> None:
+        """Note that a running attempt is a replica of a service, and answers at an address."""
+        task = self.graph.tasks.get(task_id)
+        if task is None or task.state is not TaskState.ASSIGNED or task.attempt != attempt:
+            raise NoAttemptError(task_id, attempt)
+        nodes = self.graph.tasks
+        self.services = {
+            known: opened
+            for known, opened in self.services.items()
+            if known in nodes and nodes[known].state is TaskState.ASSIGNED
+        }
+        self.services[task_id] = attempt, address
+
+    def service_of(self, task: TaskNode) -> str | None:
+        """Return the address of a replica of a service; None if it is not open."""
+        attempt, address = self.services.get(task.spec.id, (0, None))
+        return address if task.state is TaskState.ASSIGNED and task.attempt == attempt else None
 
     def skip_used_numbers(self, task: TaskNode) -> None:
         """Let the next attempt at a task have a number that no earlier one has had."""

@@ -7,7 +7,7 @@ description.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ciel.core.graph import invariants
@@ -42,11 +42,15 @@ def _slots(master: MasterMachine) -> Problems:
         slots = sum(worker.slots_of(task, key[1]) for key, task in worker.assigned.items())
         if slots != worker.slots_used:
             yield worker_id, f"its slots_used is {worker.slots_used}, but its attempts use {slots}"
-        memory = sum(
-            task.spec.needs.memory_bytes
-            for key, task in worker.assigned.items()
-            if worker.slots_of(task, key[1])
-        )
+        own = [task.spec.needs for key, task in worker.assigned.items()
+               if worker.slots_of(task, key[1])]  # fmt: skip
+        memory = sum(needs.memory_bytes for needs in own)
+        used = Counter[str]()
+        for needs in own:
+            used.update(dict(needs.resources))
+        if +used != +Counter(worker.resources_used):
+            has = f"its attempts use {dict(used)}"
+            yield worker_id, f"its resources_used is {worker.resources_used}, but {has}"
         if memory != worker.memory_used:
             yield (
                 worker_id,
@@ -105,6 +109,7 @@ def _stalled(master: MasterMachine) -> Problems:
     queued = {task.spec.id for task in dispatcher.ready}
     queued |= {task.spec.id for queue in dispatcher.scarce.values() for task in queue}
     queued |= {task.spec.id for task in dispatcher._stranded}
+    queued |= {task.spec.id for task in dispatcher.for_launchers}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
     queued |= {task.spec.id for task in master.graph.runnable}
@@ -116,7 +121,7 @@ def _stalled(master: MasterMachine) -> Problems:
     if is_idle and any(worker.takes_tasks for worker in workers):
         for task in [task for queue in dispatcher.scarce.values() for task in queue]:
             if task.state is RUNNABLE:
-                yield task.spec.id, "it waits for memory or a disk, although all workers are idle"
+                yield task.spec.id, "it waits for a resource, although all workers are idle"
     for job in () if master.membership.awaited else master.jobs.values():
         if job.state is JobState.ACTIVE and not job.open and job.wanted:
             if not job.unsettled:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, StoresReported
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import JobId, ObjectId
+from ciel.core.offers.labels import read_where
+from ciel.core.offers.resources import Offer, totals_of
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.core.tasks import Isolation, Needs
 from ciel.core.transports import End, Store
 from ciel.master.state.placement.credit import Credit
 from ciel.master.state.placement.disk_use import Disk, DiskUse
+
+MEMORY: Final = ""
+"""The name of memory beside the names of resources."""
+NOTHING_KEPT: Final[Mapping[str, int]] = MappingProxyType({})
 
 AttemptKey = tuple[str, str, int]
 """Identifies an attempt: the worker, the task, and the number of the attempt."""
@@ -43,11 +49,41 @@ class WorkerFacts(NamedTuple):
     end: End = End()  # of its connection to the master
     user: int | None = None
     places: tuple[str, ...] | None = None  # see `transports.Store`
+    resources: tuple[Offer, ...] = ()
+    labels: Mapping[str, str] = MappingProxyType({})
     isolation: Isolation = Isolation()
 
     @property
     def store(self) -> Store:
         return Store(self.host, self.user, self.places)
+
+
+class Capacity(NamedTuple):
+    """The limits of the tasks of a worker. `memory_bytes`: 0 if it is unknown."""
+
+    slots: int
+    memory_bytes: int
+    resources: Mapping[str, int] = MappingProxyType({})
+    labels: Mapping[str, str] = MappingProxyType({})
+    isolation: Isolation = Isolation()
+
+    def can_hold(self, needs: Needs) -> bool:
+        """Whether a task with these needs could run there if it were alone."""
+        return (
+            needs.slots <= self.slots
+            and (not self.memory_bytes or needs.memory_bytes <= self.memory_bytes)
+            and (not needs.resources or self.has_resources(needs))
+            and (not needs.where or self.is_meant(needs))
+            and (not needs.is_isolated or not self.isolation.why_not(needs))
+        )
+
+    def has_resources(self, needs: Needs) -> bool:
+        """Whether there is as much of each resource."""
+        return all(amount <= self.resources.get(name, 0) for name, amount in needs.resources)
+
+    def is_meant(self, needs: Needs) -> bool:
+        """Whether the labels fulfil the expression of a task."""
+        return read_where(needs.where)(self.labels)
 
 
 class WorkerNode:
@@ -56,6 +92,7 @@ class WorkerNode:
     __slots__ = (
         "assigned",
         "bound",
+        "capacity",
         "credit",
         "described",
         "disk",
@@ -74,6 +111,7 @@ class WorkerNode:
         "recalled",
         "reported_at_s",
         "reserved_for",
+        "resources_used",
         "slots_used",
         "stores",
         "suspicion",
@@ -82,6 +120,10 @@ class WorkerNode:
 
     def __init__(self, facts: WorkerFacts, now_s: float) -> None:
         self.facts = facts
+        totals = totals_of(facts.resources)
+        self.capacity = Capacity(
+            facts.slots, facts.memory_bytes, totals, facts.labels, facts.isolation
+        )  # fmt: skip
         self.credit = Credit(facts.slots)
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # cancelled attempts may still run
         self.given_at_s: dict[tuple[str, int], float] = {}  # when each was assigned
@@ -90,6 +132,7 @@ class WorkerNode:
         self.reserved_for: TaskNode | None = None  # it gets no other task before this one
         self.slots_used = 0
         self.memory_used = 0  # bytes
+        self.resources_used = dict.fromkeys(totals, 0)
         self.parked: deque[TaskNode] = deque()  # they wait for room here, where their inputs are
         self.bound: deque[TaskNode] = deque()  # they wait for room here, and can only run here
         self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
@@ -155,21 +198,52 @@ class WorkerNode:
         """Whether a task with these needs would start at once."""
         return needs.slots <= self.facts.slots - self.slots_used and self.has_scarce(needs)
 
-    def has_scarce(self, needs: Needs) -> bool:
-        """Whether it has the memory and the disk that a task needs, in addition to its attempts."""
-        return self.has_memory(needs) and (not needs.io or self.disks.has_room(needs.io))
+    def has_scarce(self, needs: Needs, kept: Mapping[str, int] = NOTHING_KEPT) -> bool:
+        """Whether it has the memory, the resources and the disk that a task needs, in addition to
+        its attempts, and to what is `kept` for other tasks, by name (`MEMORY`, or a resource).
+        """
+        return (
+            self.has_memory(needs, kept.get(MEMORY, 0))
+            and (not needs.resources or self.has_resources(needs, kept))
+            and (not needs.io or self.disks.has_room(needs.io))
+        )
 
-    def has_memory(self, needs: Needs) -> bool:
+    def has_memory(self, needs: Needs, kept_bytes: int = 0) -> bool:
         """Whether it has the memory that a task needs, in addition to its attempts."""
-        total = self.facts.memory_bytes
-        return not total or needs.memory_bytes <= total - self.memory_used or not needs.memory_bytes
+        total, needed = self.facts.memory_bytes, needs.memory_bytes
+        return not total or needed <= total - self.memory_used - kept_bytes or not needed
+
+    def has_resources(self, needs: Needs, kept: Mapping[str, int] = NOTHING_KEPT) -> bool:
+        """Whether it has the resources that a task needs, in addition to its attempts."""
+        totals, used = self.capacity.resources, self.resources_used
+        return all(
+            amount <= totals.get(name, 0) - used.get(name, 0) - kept.get(name, 0)
+            for name, amount in needs.resources
+        )
+
+    def lacks(self, needs: Needs) -> float:
+        """Return which part of its memory and its resources a task cannot get now, summed up."""
+        missing = 0.0
+        totals, used = self.capacity.resources, self.resources_used
+        for name, amount in needs.resources:
+            free = totals.get(name, 0) - used.get(name, 0)
+            missing += max(amount - free, 0) / amount
+        if needs.memory_bytes and self.facts.memory_bytes:
+            free = self.facts.memory_bytes - self.memory_used
+            missing += max(needs.memory_bytes - free, 0) / needs.memory_bytes
+        return missing
 
     def can_hold(self, needs: Needs) -> bool:
         """Whether a task with these needs could run here if it were alone."""
-        facts = self.facts
-        has_memory = not facts.memory_bytes or needs.memory_bytes <= facts.memory_bytes
-        has_size = needs.slots <= facts.slots and has_memory
-        return has_size and (not needs.is_isolated or not facts.isolation.why_not(needs))
+        return self.capacity.can_hold(needs)
+
+    def _use(self, needs: Needs, sign: int) -> None:
+        """Add what an attempt occupies, except its disk; or (`sign` is -1) subtract it."""
+        self.slots_used += sign * needs.slots
+        if needs.memory_bytes:
+            self.memory_used += sign * needs.memory_bytes
+        for name, amount in needs.resources:
+            self.resources_used[name] = self.resources_used.get(name, 0) + sign * amount
 
     @property
     def load(self) -> float:
@@ -195,9 +269,7 @@ class WorkerNode:
             self.within.add(task.spec.id)
         else:
             needs = task.spec.needs
-            self.slots_used += needs.slots
-            if needs.memory_bytes:
-                self.memory_used += needs.memory_bytes
+            self._use(needs, 1)
             if needs.io:
                 self.disks.add(key, needs.io)
 
@@ -221,8 +293,7 @@ class WorkerNode:
         """Add a superseded attempt, which occupies slots until the worker reports its end."""
         if (task.spec.id, attempt) not in self.assigned:
             self.assigned[task.spec.id, attempt] = task
-            self.slots_used += task.spec.needs.slots
-            self.memory_used += task.spec.needs.memory_bytes
+            self._use(task.spec.needs, 1)
             if task.spec.needs.io:
                 self.disks.add((task.spec.id, attempt), task.spec.needs.io)
 
@@ -237,9 +308,7 @@ class WorkerNode:
                 self.within.discard(task.spec.id)
                 return
             needs = task.spec.needs
-            self.slots_used -= needs.slots
-            if needs.memory_bytes:
-                self.memory_used -= needs.memory_bytes
+            self._use(needs, -1)
             if needs.io:
                 self.disks.remove(key)
 
@@ -251,6 +320,7 @@ class WorkerTable:
     the object table. `awaited` are the addresses of the workers of the master before this one that
     have not returned yet, by id. `expected` are the addresses of workers that have ended and may be
     started again with their objects, each with the time until which the master waits for that.
+    `launchable` are the kinds of workers that a launcher can start when tasks need them.
     `unreached` are, by worker, the addresses of connected workers that did not answer it, with the
     time until which it does not try again.
     """
@@ -262,6 +332,7 @@ class WorkerTable:
         "disks",
         "expected",
         "hosts",
+        "launchable",
         "returned",
         "suspects",
         "unreached",
@@ -274,6 +345,7 @@ class WorkerTable:
         self.suspects: frozenset[str] = frozenset()
         self.awaited: dict[str, str] = {}
         self.expected: dict[str, float] = {}
+        self.launchable: tuple[Capacity, ...] = ()
         self.returned: set[TaskNode] = set()  # recalled tasks that were returned in this tick
         self.unreached: dict[WorkerNode, dict[str, float]] = {}
         self._by_netloc: dict[str, WorkerNode] = {}
@@ -293,6 +365,10 @@ class WorkerTable:
             self.unreached.pop(worker, None)
             for netlocs in self.unreached.values():
                 netlocs.pop(worker.facts.netloc, None)
+
+    def may_come(self, needs: Needs) -> bool:
+        """Whether a launcher can start a worker that could run a task with these needs."""
+        return any(capacity.can_hold(needs) for capacity in self.launchable)
 
     def at(self, netloc: str) -> WorkerNode | None:
         """Return the worker at an address; None if there is none."""

@@ -25,7 +25,7 @@ from ciel.testing.simulator.masters.host import MasterHost
 from ciel.testing.simulator.masters.voter import FakeVoter, Spool
 from ciel.testing.simulator.options import Options
 from ciel.testing.simulator.session_client import SessionClient
-from ciel.testing.simulator.workloads import EXECUTOR, draw_plan
+from ciel.testing.simulator.workloads import EXECUTOR, OFFERS, draw_plan, labels_of
 from ciel.testing.simulator.world import MASTER, PEER, Connection, World, party_of
 
 
@@ -191,7 +191,7 @@ class Cluster:
         facts = WorkerFacts(
             f"w{place}.{self._lives}", f"{host}:{port}", host, slots, executors,
             memory_bytes=self.options.memory_per_worker, spool=spool,
-            keeps_objects=self.options.wipe_share < 1,
+            keeps_objects=self.options.wipe_share < 1, resources=OFFERS, labels=labels_of(place),
         )  # fmt: skip
         voter = None
         if self.hosts:

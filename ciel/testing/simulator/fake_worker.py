@@ -111,6 +111,7 @@ class FakeWorker:
             facts.slots,
             starts_locally=facts.executors if world.options.delegates else frozenset(),
             memory_bytes=facts.memory_bytes,
+            resources=facts.resources,
         )
         self.machine.add_retained(dict.fromkeys(store))
         self.connection: Connection | None = None
@@ -628,6 +629,8 @@ class FakeWorker:
             arguments.get("hangs")
             or child.any_count
             or child.needs.io
+            or child.needs.resources
+            or child.needs.where
             or {"streams", "blocks", "lots"} & {*arguments}
         )
         contents = {ref.id: ref.content for ref in known if isinstance(ref, Value)}

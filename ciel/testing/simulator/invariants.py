@@ -5,10 +5,13 @@ A problem is a pair: the task, object or peer concerned, and a text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Set
 
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED
+from ciel.core.offers.labels import read_where
+from ciel.core.offers.resources import ONE, totals_of
 from ciel.core.refs import Concrete, Failure, locations_of
 from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, Mentions
 from ciel.master.state import invariants
@@ -34,10 +37,35 @@ def check_worker(worker: FakeWorker) -> None:
     memory, total = sum(spec.needs.memory_bytes for spec in programs), worker.facts.memory_bytes
     if total and memory > total:
         raise Violation(worker.facts.id, f"programs that request {memory} bytes run on it")
+    _check_resources(worker)
     for io in {spec.needs.io for spec in programs if spec.needs.io}:
         users, at_a_time = worker.users_of(io), worker.world.options.disk_at_a_time
         if users > at_a_time:
             raise Violation(worker.facts.id, f"{users} programs use the disk {io} at a time")
+
+
+def _check_resources(worker: FakeWorker) -> None:
+    """Compare what running programs have with what the worker offers; raises Violation."""
+    totals, used = totals_of(worker.facts.resources), Counter[str]()
+    shares = Counter[tuple[str, str]]()
+    for order in [run.order for run in worker.running.values() if run.outer is None]:
+        needs = order.spec.needs
+        used.update(dict(needs.resources))
+        given = dict(order.given)
+        for name, amount in needs.resources:
+            indices = given.get(name, ())
+            shares.update({(name, index): share for index, share in indices})
+            if any(offer.name == name and offer.indices for offer in worker.facts.resources):
+                if sum(share for _, share in indices) != amount:
+                    raise Violation(order.spec.id, f"it needs {amount} of {name}, not {indices}")
+        if needs.where and not read_where(needs.where)(worker.facts.labels):
+            raise Violation(order.spec.id, f"it runs on {worker.facts.id}, not where {needs.where}")
+    for name, amount in used.items():
+        if amount > totals.get(name, 0):
+            raise Violation(worker.facts.id, f"programs that need {amount} of {name} run on it")
+    for index, share in shares.items():
+        if share > ONE:
+            raise Violation(worker.facts.id, f"programs have {share} of {index}")
 
 
 def check_master(master: MasterMachine, witness: Witness) -> None:

@@ -53,6 +53,7 @@ class Options:
     hungry_share: float = 0.0  # of tasks: they request a quarter of a worker's memory, or more
     disk_share: float = 0.0  # of tasks: they are bound by the I/O of one of two disks of each host
     disk_at_a_time: int = 1  # their limit
+    resource_share: float = 0.0  # of tasks: they need named resources, or a worker with labels
     policy_share: float = 0.0  # of jobs with a policy other than the default, or with options
     choosing_share: float = 0.0  # of tasks with inputs: any one of some inputs is enough
     within_share: float = 0.0  # of children that may run inline: they do
@@ -204,6 +205,12 @@ SCENARIOS: dict[str, Options] = {
         _CALM, jobs=3, workers=4, disk_share=0.7, inline_share=0.2, growing_share=0.3,
         streaming_share=0.2, hanging_share=0.05, kill_interval_s=5.0, cut_interval_s=6.0,
         flaky_share=0.1, cancel_share=0.2, fetch_failure_share=0.05,
+    ),
+    "resources": replace(
+        _CALM, jobs=3, workers=4, resource_share=0.7, hungry_share=0.2, inline_share=0.2,
+        growing_share=0.3, blocking_share=0.3, streaming_share=0.2, hanging_share=0.05,
+        kill_interval_s=5.0, cut_interval_s=6.0, flaky_share=0.1, cancel_share=0.2,
+        fetch_failure_share=0.05, policy_share=0.2,
     ),
     "uploads": replace(
         _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
@@ -411,6 +418,7 @@ def _draw(seed: int) -> Options:
         hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
         disk_share=Random(f"disks {seed}").choice((0.0, 0.0, 0.3, 0.9)),
         disk_at_a_time=Random(f"at a time {seed}").choice((1, 1, 2)),
+        resource_share=Random(f"resources {seed}").choice((0.0, 0.0, 0.3, 0.9)),
         memory_per_worker=Random(f"memory {seed}").choice((0, MEMORY, MEMORY)),
         policy_share=Random(f"policy {seed}").choice((0.0, 0.0, 0.5)),
         late_failure_share=Random(f"late {seed}").choice((0.0, 0.0, 1.0)),

@@ -25,6 +25,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobSpec
+from ciel.core.offers.resources import read_amounts, read_offer
 from ciel.core.refs import Fixed, Future, Reference, Value
 from ciel.core.scheduling import (
     DEFAULT_SCHEDULING,
@@ -374,7 +375,7 @@ def _draw_task(
         needs = needs._replace(
             retry_on=("RUNTIME_EXCEPTION", "SIGNAL"), retry_delay_s=hungry.random()
         )
-    needs = _at_a_disk(needs, Random(f"{job} {ordinal} disks"), options)
+    needs = _with_resources(_at_a_disk(needs, job, ordinal, options), job, ordinal, options)
     needs = needs._replace(delay_s=max(0.0, hungry.random() - 1 + DELAYED_SHARE))
     n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
     sees_errors = chance.random() < options.sees_errors_share and not heals
@@ -393,10 +394,32 @@ def _draw_task(
     return [make(ordinal), make(ordinal + 1)] if has_twin else [make(ordinal)]
 
 
-def _at_a_disk(needs: Needs, chance: Random, options: Options) -> Needs:
+def _at_a_disk(needs: Needs, job: JobId, ordinal: int, options: Options) -> Needs:
     """Draw whether a task is bound by the I/O of a disk, and of which."""
+    chance = Random(f"{job} {ordinal} disks")
     is_bound = chance.random() < options.disk_share
     return needs._replace(io=chance.choice(DISKS)) if is_bound else needs
+
+
+OFFERS = (read_offer("gpu=[0-1]"), read_offer("licence/x=1"))
+"""The resources of each worker of the simulator."""
+
+
+def labels_of(place: int) -> dict[str, str]:
+    """Return the labels of the worker at a place: the zones alternate."""
+    return {"zone": "ab"[place % 2]}
+
+
+def _with_resources(needs: Needs, job: JobId, ordinal: int, options: Options) -> Needs:
+    """Draw which resources and labels a task needs."""
+    chance = Random(f"{job} {ordinal} resources")
+    if chance.random() >= options.resource_share:
+        return needs
+    wanted = chance.choice(({"gpu": 1}, {"gpu": 2}, {"gpu": 0.5}, {"gpu": 1.5, "licence/x": 1},
+                            {"licence/x": 0.3}, {}))  # fmt: skip
+    # Each worker has these labels, since a task without a suitable worker fails at once.
+    where = chance.choice(("", "", "zone=a or zone=b")) if wanted else "has zone and not zone=c"
+    return needs._replace(resources=read_amounts(wanted), where=where)
 
 
 def _bundle(job: JobId, ordinal: int, duration_s: float) -> TaskSpec:

@@ -111,8 +111,9 @@ class Attempts:
             executors, within = self._place.executors, order.may_run_children
             caller, number = self._callers.find(order.spec.job), order.attempt
             task = Task(
-                order.spec, arguments, inputs, executors, within, number, caller, order.taken
-            )
+                order.spec, arguments, inputs, executors, within, number, caller, order.taken,
+                order.given,
+            )  # fmt: skip
             return task, executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             return arguments_fault(executor.name, error)
@@ -134,6 +135,8 @@ class Attempts:
         elif isinstance(action, Talk):
             self._interactive.start(order, task, executor, action)
         else:
+            if order.given:
+                self._interactive.make_way(order.given)
             self._batch.start(order, task, executor, action)
 
     def _why_not_isolated(self, order: StartAttempt, *, is_interactive: bool) -> TaskFault | None:

@@ -12,6 +12,7 @@ from twisted.logger import Logger
 
 from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import Given
 from ciel.core.refs import INLINE_MAX_BYTES, Reference, Stream, Value
 from ciel.execution.executor import Action, Executor, Fail, Finish, Program, ProgramExit, Run, Task
 from ciel.execution.outputs import commit_output
@@ -87,6 +88,9 @@ class BatchPrograms:
             return 0
         others = self._idle_count() + self.place.launching.parent_count
         return max(1, at_most + others)
+
+    def make_way(self, given: Given) -> None:
+        """As `Strategy` says: no batch program is idle."""
 
     def close(self) -> None:
         """Nothing is open but the files of attempts."""

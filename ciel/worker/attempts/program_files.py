@@ -86,7 +86,9 @@ class ProgramFiles:
         spec = LaunchSpec(
             argv=self.argv,
             cwd=self.cwd,
-            env=task_environment(task.spec, task.attempt, self._place.worker, scratch.path, env),
+            env=task_environment(
+                task.spec, task.attempt, self._place.worker, scratch.path, env, task.given
+            ),
             stdin=stdin,
             stdout=stdout,
             stderr=Standard.STDOUT if program.stdout is None else stderr,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ciel.core.events import TaskFault
+from ciel.core.offers.resources import Given
 from ciel.execution.executor import Action, Executor, Task
 from ciel.worker.attempts.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
@@ -31,6 +32,9 @@ class Strategy(Protocol):
         The end of the attempt is reported exactly once, also if it cannot be started. `level`: the
         store level for its outputs, if the worker overrides the level that the task requests.
         """
+
+    def make_way(self, given: Given) -> None:
+        """End the idle programs that may still use these indices of resources."""
 
     def close(self) -> None:
         """Release everything that is open; programs end with the launcher."""

@@ -117,6 +117,7 @@ class Process:
         self.attached: AttachedProcess | None = None  # if it was not started here
         self.search_path: str | None = None
         self.cwd = ""  # its working directory, if that is not its scratch directory
+        self.indices: frozenset[tuple[str, str]] = frozenset()  # of resources, of all its tasks
         self.launch_id = 0
         self.pid = 0
         self.stack: list[InteractiveAttempt] = []  # the attempt that it serves, and those within

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import Given
 from ciel.execution.conversation import Over
 from ciel.execution.executor import Action, Executor, Talk, Task
 from ciel.launch import LaunchSpecError
@@ -21,7 +22,7 @@ from ciel.worker.interactive.attempt import InteractiveAttempt
 from ciel.worker.interactive.channel import ProgramChannel
 from ciel.worker.interactive.outgoing import OutgoingFrames
 from ciel.worker.interactive.process import USUAL_PATIENCE, Patience, Process
-from ciel.worker.interactive.starting import attach, kind_of, start
+from ciel.worker.interactive.starting import attach, indices_of, kind_of, start
 from ciel.worker.limits.growth import GrowingFiles
 from ciel.worker.state.orders import StartAttempt
 from ciel.worker.state.pool import Pool
@@ -76,6 +77,8 @@ class InteractivePrograms:
         else:
             number = self._pool.take(kind_of(attempt, action), task.inputs)
             process = None if number is None else self._processes[number]
+            if order.given and process is None:
+                self.make_way(order.given)
         if process is None:
             process = self._start_process(attempt, action)
         if process is not None:
@@ -159,6 +162,13 @@ class InteractivePrograms:
         for number in self._pool.expired(self._place.reactor.seconds()):
             self._processes[number].dismiss("Garbage collected")
         self._reap_later()
+
+    def make_way(self, given: Given) -> None:
+        """As `Strategy` says: an idle program may hold memory of a device."""
+        wanted = indices_of(given)
+        for process in list(self._processes.values()):
+            if not wanted.isdisjoint(process.indices) and self._pool.remove(process.number):
+                process.dismiss("its devices are given to another task")
 
     def close(self) -> None:
         """As `Strategy` says."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import Given
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import Talk
 from ciel.launch.messages import DEV_NULL, File, LaunchSpec, Standard
@@ -32,6 +33,7 @@ def start(attempt: InteractiveAttempt, talk: Talk, place: Workplace, make: MakeP
         attempt.scratch = scratch
         process.search_path = talk.program.env.get("PATH")
         process.cwd = talk.program.cwd
+        process.indices = indices_of(attempt.task.given)
         process.argv = _arguments(attempt, talk, scratch)
         directory = scratch.inputs_directory()
         channel = ProgramChannel(place.reactor, directory, process, place.channels)
@@ -75,12 +77,19 @@ def kind_of(attempt: InteractiveAttempt, talk: Talk) -> str:
     """Return the kind of the programs that may serve an attempt.
 
     A memory limit is part of the kind: a program may still hold memory that it took without a
-    limit. So is a level of isolation, which a process has for its life.
+    limit. So are resources: a library reads once which devices it may use. And so is a level of
+    isolation, which a process has for its life.
     """
     needs = attempt.task.spec.needs
-    if not (needs.memory_bytes or needs.isolate):
+    if not (needs.memory_bytes or needs.resources or needs.isolate):
         return talk.kind
-    return f"{talk.kind}\0{needs.memory_bytes}\0{needs.isolate}"
+    limits = f"{needs.memory_bytes}\0{needs.isolate}"
+    return f"{talk.kind}\0{limits}\0{needs.resources}\0{attempt.task.given}"
+
+
+def indices_of(given: Given) -> frozenset[tuple[str, str]]:
+    """Return the indices of an attempt, each with the name of its resource."""
+    return frozenset([(name, index) for name, indices in given for index, _ in indices])
 
 
 def _parent(talk: Talk, scratch: Scratch, no_new_privileges: bool) -> LaunchSpec | None:
@@ -124,5 +133,6 @@ def _environment(
 ) -> dict[str, str | None]:
     """Return the additions to the environment of the program."""
     return {**channel_environment(place.channels)} | task_environment(
-        attempt.task.spec, attempt.key[1], place.worker, scratch.path, talk.program.env
-    )
+        attempt.task.spec, attempt.key[1], place.worker, scratch.path, talk.program.env,
+        attempt.task.given,
+    )  # fmt: skip

@@ -33,7 +33,7 @@ class LocalStarts:
         needs = spec.needs
         if spec.executor not in self._executors:
             return False
-        if needs.timeout_s or needs.memory_bytes or needs.io:
+        if needs.timeout_s or needs.memory_bytes or needs.io or needs.resources:
             return False
         return attempt == 0 or (attempt == 1 and spec.id not in self._tasks)
 
@@ -47,7 +47,9 @@ class LocalStarts:
     ) -> tuple[Reference, ...] | None:
         """Return the inputs of a child that may start; None if it may not, or lacks one."""
         needs = spec.needs
-        if spec.executor not in self._executors or needs.delay_s or needs.io or needs.is_isolated:
+        if spec.executor not in self._executors or needs.delay_s or needs.io:
+            return None
+        if needs.resources or needs.where or needs.is_isolated:  # the master knows who can run them
             return None
         if spec.id in self._tasks:  # by an earlier attempt of its parent
             return None

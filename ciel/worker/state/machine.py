@@ -40,6 +40,7 @@ from ciel.core.events import (
 )
 from ciel.core.graph.waiting import Waiting
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import Given, Offer
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.plans import HttpPlan, Plan, plans_for
 from ciel.core.refs import (
@@ -81,6 +82,7 @@ from ciel.worker.state.orders import (
     returned,
 )
 from ciel.worker.state.recent import Recent
+from ciel.worker.state.resource_pool import ResourcePool
 from ciel.worker.state.slots import BRIEF_S, Slots
 from ciel.worker.state.uploads import Uploads
 
@@ -143,6 +145,7 @@ class WorkerMachine:
         interactive: Collection[str] = (),
         starts_locally: Collection[str] = (),
         memory_bytes: int = 0,
+        resources: Iterable[Offer] = (),
         kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
         """Create the state of a worker without tasks.
@@ -150,8 +153,8 @@ class WorkerMachine:
         `interactive`: the executors of interactive programs, whose programs are not launched before
         a slot is free. `starts_locally`: the executors whose tasks this worker may start itself
         when a parent task here spawns them. `memory_bytes`: the memory for programs; 0 if it is
-        unknown. `kill_grace_s`: the time between SIGTERM and SIGKILL, for tasks that do not specify
-        it.
+        unknown. `resources`: the named resources of this worker. `kill_grace_s`: the time between
+        SIGTERM and SIGKILL, for tasks that do not specify it.
         """
         self.netloc = netloc
         self._here = frozenset((netloc,))
@@ -160,6 +163,9 @@ class WorkerMachine:
         self.memory_bytes = memory_bytes
         self._kill_grace_s = kill_grace_s
         self._slots = Slots(slots, frozenset(interactive), memory_bytes)
+        self._resources = ResourcePool(resources)
+        # The indices that processes had which wait in the middle of a task, by fixed object.
+        self._given_before: dict[ObjectId, Given] = {}
         self._attempts: dict[Key, Attempt] = {}
         self._orders: list[Order] = []
         self._reports: list[FromWorker] = []
@@ -198,6 +204,11 @@ class WorkerMachine:
         self._has_freed = False  # such slots, and `tick` gives them to other attempts
 
     # --- views ------------------------------------------------------------------------------------
+
+    @property
+    def resources(self) -> Sequence[Offer]:
+        """The named resources that this worker offers."""
+        return self._resources.offers
 
     @property
     def attempts(self) -> Mapping[Key, Attempt]:
@@ -360,6 +371,7 @@ class WorkerMachine:
                 self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
                 self._leave_disk(attempt)
                 del self._attempts[attempt.key]
+                self._leave_resources(attempt)
         self._to_fetch.clear()
         again = [message for message in unconfirmed if self._is_still_true(message)]
         pending = [*again, *self._reports]
@@ -458,6 +470,7 @@ class WorkerMachine:
         ended = tuple(objects)
         for object_id in ended:
             del self._fixed[object_id]
+            self._given_before.pop(object_id, None)
         if ended:
             self._orders.append(EndProcesses(ended))
 
@@ -468,6 +481,11 @@ class WorkerMachine:
         if attempt.key in self._cancelled_late:  # a master that was restarted uses the number again
             self._cancelled_late.forget(attempt.key)
         self._attempts[attempt.key] = attempt
+        if not self._resources.can_hold(attempt.spec.needs.resources):
+            text = f"worker {self.netloc} does not offer all resources that the task needs"
+            fault = TaskFault("WORKER_FAULT", text)  # the master assigns no such task
+            self._give_up(attempt, TaskReported(*attempt.key, (), fault, 0.0))
+            return
         missing = []
         for ref in attempt.inputs:
             if (
@@ -565,6 +583,7 @@ class WorkerMachine:
         slots = self._slots
         keys = [key for _, _, key in self._queue[: 2 * slots.count]]
         asking = list(self._asking.values())
+        keys += self._resources.waiting
         attempts = [*slots.running.values(), *asking, *map(self._attempts.get, keys)]
         return any(each.reads(ObjectId(object_id)) for each in attempts if each is not None)
 
@@ -759,14 +778,43 @@ class WorkerMachine:
     # --- running ----------------------------------------------------------------------------------
 
     def _enqueue(self, attempt: Attempt, now_s: float) -> None:
+        if attempt.spec.needs.resources and not self._has_resources(attempt):
+            attempt.phase = Phase.SHORT
+            return
         if not self._queue and self._slots.fit(attempt):
             self._start(attempt, now_s)
             return
+        self._push(attempt)
+        self._start_next(now_s)
+
+    def _push(self, attempt: Attempt) -> None:
         attempt.phase = Phase.QUEUED
         if attempt.position is None:
             attempt.position = self._position_of(attempt)
         heappush(self._queue, (-attempt.spec.needs.priority, attempt.position, attempt.key))
-        self._start_next(now_s)
+
+    def _has_resources(self, attempt: Attempt) -> bool:
+        """Whether an attempt has its resources; if not, it waits for them.
+
+        An attempt that continues in a process gets the indices that the process had: a library that
+        has opened a device cannot change to another one.
+        """
+        needs = attempt.spec.needs
+        again: Given = ()
+        for ref in attempt.inputs if self._given_before else ():
+            again = self._given_before.get(ref.id, again)
+        key = attempt.key
+        return self._resources.has(key) or self._resources.ask(
+            key, needs.resources, needs.priority, again
+        )
+
+    def _leave_resources(self, attempt: Attempt) -> None:
+        """Take an attempt's resources back, and queue the attempts that have theirs now."""
+        if not attempt.spec.needs.resources:
+            return
+        for key in self._resources.leave(attempt.key):
+            self._push(self._attempts[key])
+            self._has_freed = True
 
     def _position_of(self, attempt: Attempt) -> int:
         """Return the position of an attempt in the queue: the last, or earlier if it is the only
@@ -798,6 +846,7 @@ class WorkerMachine:
         if self._has_dropped and (dropped := self._dropped_inputs(attempt)):
             self._leave_disk(attempt)  # which the fetches may need
             attempt.phase = Phase.FETCHING
+            self._leave_resources(attempt)
             self._await(attempt, dropped)
             return
         if attempt.spec.needs.io and attempt.disk is not Disk.PERMIT:
@@ -821,8 +870,9 @@ class WorkerMachine:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))
         may_run_children = self._local_starts.may_run_children(attempt.spec, attempt.key[1])
         number, inputs, taken = attempt.key[1], attempt.inputs, attempt.taken
+        given = self._resources.given(attempt.key) if attempt.spec.needs.resources else ()
         self._orders.append(
-            StartAttempt(attempt.spec, number, inputs, at_most, may_run_children, taken)
+            StartAttempt(attempt.spec, number, inputs, at_most, may_run_children, taken, given)
         )
 
     def _dropped_inputs(self, attempt: Attempt) -> list[Reference]:
@@ -984,10 +1034,19 @@ class WorkerMachine:
             self._close(attempt, ending)
         else:
             fault = fault if ending is None else ending_of(ending, fault)
+            if attempt.spec.needs.resources:
+                self._note_given(attempt, published)
             self._close(attempt, TaskReported(*key, published, fault, run_s, exit_status))
         self._add_published(published, now_s)
         self._settle(attempt, published, now_s)
         self._refill(attempt, now_s)
+
+    def _note_given(self, attempt: Attempt, published: Iterable[Reference]) -> None:
+        """Note the indices of a process that waits in the middle of its task from now on."""
+        given = self._resources.given(attempt.key)
+        for ref in published if given else ():
+            if isinstance(ref, Fixed):
+                self._given_before[ref.id] = given
 
     def _settle(self, attempt: Attempt, published: tuple[Reference, ...], now_s: float) -> None:
         """Release the attempts that waited for published outputs of an attempt.
@@ -1037,6 +1096,7 @@ class WorkerMachine:
             if netloc == self.netloc:
                 self._stored.pop(object_id, None)
                 self._fixed.pop(object_id, None)
+                self._given_before.pop(object_id, None)
         ending = attempt.ending or InputsLost(*key, losses, details)
         if isinstance(ending, TaskFault):
             self._close(attempt, TaskReported(*key, (), ending, 0.0))
@@ -1048,6 +1108,7 @@ class WorkerMachine:
     def _close(self, attempt: Attempt, report: FromWorker) -> None:
         self._leave_disk(attempt)
         del self._attempts[attempt.key]
+        self._leave_resources(attempt)
         self._report(report)
 
     def _report(self, report: FromWorker) -> None:
@@ -1143,6 +1204,15 @@ class WorkerMachine:
         """Yield the broken invariants, each with its code. All hold after each event."""
         slots, waiting = self._slots, self._waiting
         attempts = self._attempts.values()
+        yield from self._resources.problems()
+        short = [attempt.key for attempt in attempts if attempt.phase is Phase.SHORT]
+        if sorted(short) != sorted(self._resources.waiting):
+            yield f"W8 {short} are short of resources, but {self._resources.waiting} wait"
+        for attempt in attempts:
+            is_held = attempt.phase in (Phase.QUEUED, Phase.ASKING, Phase.RUNNING, Phase.ENDING)
+            needs = attempt.spec.needs.resources
+            if self._resources.has(attempt.key) != (is_held and bool(needs)):
+                yield f"W8 {attempt.key} is {attempt.phase.value}, the resource pool disagrees"
         running = list(slots.running.values())
         for attempt in attempts:
             has_slots, phase = attempt.key in slots.running, attempt.phase

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
+from ciel.core.offers.resources import Given
 from ciel.core.plans import Plan
 from ciel.core.refs import Concrete, Future, Reference, Sweetheart, with_text
 from ciel.core.tasks import TaskSpec
@@ -16,6 +17,7 @@ class Phase(Enum):
     """The phases of an attempt on this worker."""
 
     FETCHING = "fetching"
+    SHORT = "short"  # waits for its resources
     QUEUED = "queued"
     ASKING = "asking"  # waits for a permit of its disk
     RUNNING = "running"
@@ -24,7 +26,7 @@ class Phase(Enum):
     __hash__ = object.__hash__
 
 
-BEFORE_START = (Phase.FETCHING, Phase.QUEUED, Phase.ASKING)
+BEFORE_START = (Phase.FETCHING, Phase.SHORT, Phase.QUEUED, Phase.ASKING)
 
 
 class Disk(Enum):
@@ -55,7 +57,8 @@ class StartAttempt(NamedTuple):
 
     `at_most`: launch the program when fewer than this number of programs run; 0: at once.
     `may_run_children`: the program may run tasks that it spawns inline. `taken`: the numbers of the
-    outputs that children of an earlier attempt produce.
+    outputs that children of an earlier attempt produce. `given`: the indices of the resources that
+    it has.
     """
 
     spec: TaskSpec
@@ -64,6 +67,7 @@ class StartAttempt(NamedTuple):
     at_most: int
     may_run_children: bool = False
     taken: tuple[int, ...] = ()
+    given: Given = ()
 
 
 class KillAttempt(NamedTuple):

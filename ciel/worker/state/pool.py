@@ -55,14 +55,15 @@ class Pool:
         self.remove(best)
         return best
 
-    def remove(self, process: int) -> None:
-        """Forget a process, if it is idle."""
+    def remove(self, process: int) -> bool:
+        """Forget a process, if it is idle; return whether it was."""
         idle = self._idle.pop(process, None)
         if idle is not None:
             able = self._by_kind[idle.kind]
             del able[process]
             if not able:
                 del self._by_kind[idle.kind]
+        return idle is not None
 
     def expired(self, now_s: float) -> list[int]:
         """Take the processes that have been idle for too long."""

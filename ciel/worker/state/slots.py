@@ -41,7 +41,7 @@ class Slots:
     def fit(self, attempt: Attempt) -> bool:
         """Whether there are slots for an attempt, or its program may be launched ahead.
 
-        The latter requires that it has no inputs, no time limit and no disk.
+        The latter requires that it has no inputs, no time limit, no disk and no resources.
         """
         if attempt.memory_bytes and not self.has_memory(attempt.memory_bytes):
             return False
@@ -49,7 +49,8 @@ class Slots:
             return True
         spec = attempt.spec
         is_plain = attempt.slots == 1 and not spec.inputs and not spec.needs.timeout_s
-        is_plain = is_plain and attempt.key[1] <= 1 and not spec.needs.io
+        is_plain = is_plain and attempt.key[1] <= 1
+        is_plain = is_plain and not (spec.needs.io or spec.needs.resources)
         is_plain = is_plain and spec.executor not in self._interactive
         return is_plain and self.has_room
 

@@ -410,7 +410,17 @@ BAD_JOBS: dict[str, Any] = {
     "no such output": (
         {"tasks": [program("a", "a"), program("b", {"__output__": ["a", 1]})]}, "a has 1 outputs"
     ),
-    "needs": ({"tasks": [program("", "a", needs={"slots": "1"})]}, "slots: it must be a number"),
+    "needs": (
+        {"tasks": [program("", "a", needs={"slots": "1"})]}, "slots: it must be a whole number"
+    ),
+    "resources": (
+        {"tasks": [program("", "a", needs={"resources": {"gpu": 1e-5}})]},
+        "resources: it is wrong: gpu: 1e-05 has more than 4 decimal places",
+    ),
+    "where": (
+        {"tasks": [program("", "a", needs={"where": "zone=b or"})]},
+        "where: the name of a label is expected, at character 10",
+    ),
     "too much": ({"tasks": [program("", "a", needs={"slots": 2000})]}, "slots must be 1 to 1024"),
     "more needs": (
         {"tasks": [program("", "a", needs={"luck": 1})]}, "luck: unknown key; the keys are slots"

@@ -13,15 +13,23 @@ from ciel.core.graph.nodes import TaskNode
 from ciel.core.graph.task_graph import TaskGraph
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
+from ciel.core.offers.resources import amounts_text
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
 from ciel.core.retries import RetryState, may_kill_workers
 from ciel.core.scheduling import DEFAULT_SCHEDULING, LOCALITY, SWEETHEART_FACTOR
-from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN, RUNNABLE
+from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MIN, RUNNABLE, Needs
+from ciel.master.state.placement.offers import why_none_fits
 from ciel.master.state.placement.random_placement import draw
 from ciel.master.state.placement.reach import Reach
 from ciel.master.state.placement.ready import ReadyQueue
-from ciel.master.state.workers import WorkerNode, WorkerTable
+from ciel.master.state.workers import (
+    MEMORY,
+    NOTHING_KEPT,
+    Capacity,
+    WorkerNode,
+    WorkerTable,
+)
 
 UNPLACED_MAX = 64
 """The number of unplaceable tasks that are skipped per tick: order matters more than full slots."""
@@ -44,13 +52,19 @@ RECALL_AFTER_S = 0.1
 """
 
 
+QueueKey = tuple[str, str, tuple[str, ...]]
+"""The disk, the labels and the names of the resources that the tasks of a queue need."""
+MEMORY_QUEUE: QueueKey = ("", "", ())
+
+
 class ScarceQueue(ReadyQueue):
-    """The runnable tasks that need memory, or one disk."""
+    """The runnable tasks that need memory, one disk, some resources, or workers with labels."""
 
-    __slots__ = ("blocked", "skipped")
+    __slots__ = ("blocked", "key", "skipped")
 
-    def __init__(self, graph: TaskGraph) -> None:
+    def __init__(self, graph: TaskGraph, key: QueueKey) -> None:
         super().__init__(graph)
+        self.key = key
         self.skipped: list[TaskNode] = []  # tasks that no worker had room for, in this tick
         self.blocked: set[WorkerNode] = set()  # the workers for which a skipped task waits
 
@@ -63,8 +77,12 @@ class Dispatcher:
     room now, the task is parked at it; an idle worker may steal the task.
 
     Tasks that need memory have a queue of their own, and so have the tasks that are bound by the
-    I/O of one disk. If a task cannot get its memory or disk yet, it blocks later tasks of its queue
-    on the same workers, but no other tasks.
+    I/O of one disk, that need the same resources, or workers with the same labels. If a task cannot
+    get these yet, it blocks later tasks of its queue on the same workers. Tasks of other queues do
+    not get the memory and the resources there that it needs. They do not wait for it otherwise.
+
+    The queue that has placed a task longest ago is served first, so that a task with large needs
+    does not wait for ever while tasks with small needs arrive.
     """
 
     def __init__(
@@ -92,8 +110,13 @@ class Dispatcher:
         self.bandwidths = Bandwidths()
         self._random = Random(0)  # with a seed: equal events lead to equal decisions
         self.ready = ReadyQueue(graph)
-        self.memory_queue = ScarceQueue(graph)  # tasks that need memory
-        self.scarce = {"": self.memory_queue}  # and the tasks of each disk, by its name
+        self.scarce: dict[QueueKey, ScarceQueue] = {}  # the longest waiting one first
+        # For the tasks that the last tick has skipped: an amount by name, see `has_scarce`.
+        self._kept: dict[WorkerNode, dict[str, int]] = {}
+        self._keeping: dict[TaskNode, WorkerNode] = {}  # where, for each of them
+        self._keeping_last: dict[TaskNode, WorkerNode] = {}  # in the tick before
+        # No worker can hold them, but a launcher can start one.
+        self.for_launchers = ReadyQueue(graph)
         self._has_full = False  # the disk of a worker is full
         self._has_spare = False  # a worker had room at the end of the tick
         self.is_cut_short = False  # the tick ended early because of stale queue entries
@@ -107,6 +130,7 @@ class Dispatcher:
 
     def add_worker(self, worker: WorkerNode) -> None:
         self._table.add(worker)
+        self._requeue_for_launchers()
         self._joined[worker.facts.id] = worker
         self._gone.pop(worker.facts.netloc, None)
 
@@ -117,12 +141,25 @@ class Dispatcher:
         self._has_lost = True
         self._waited_for.pop(worker, None)
         self._reserved.pop(worker, None)
+        self._kept.pop(worker, None)
         self._reach.worker_lost(worker)
         for task in (*reversed(worker.parked), *reversed(worker.bound)):
             self.ready.push_first(task)
         if worker.suspicion:
             self.trust(worker)
         self._requeue_stranded()
+
+    def set_launchable(self, capacities: Iterable[Capacity]) -> None:
+        """Note which kinds of workers a launcher can start from now on.
+
+        A task that no connected worker can hold waits for one of these; without any it fails.
+        """
+        self._table.launchable = tuple(capacities)
+        self._requeue_for_launchers()
+
+    def _requeue_for_launchers(self) -> None:
+        while self.for_launchers:
+            self.ready.push(self.for_launchers.pop())
 
     def introduce_workers(self) -> None:
         """Notify all workers of the workers that joined or were lost in this tick.
@@ -240,11 +277,13 @@ class Dispatcher:
         priority = ready.priority if has_parked or has_scarce else PRIORITY_MIN
         if has_parked:
             self._serve_parked(priority)
+        self._kept.clear()
+        self._keeping_last, self._keeping = self._keeping, {}
         self._has_full = any(worker.stores.is_full for worker in self.workers.values())
         having_room = [worker for worker in self.workers.values() if worker.has_room]
         roomy = deque(sorted(having_room, key=lambda worker: worker.load))
-        for queue in self.scarce.values() if has_scarce else ():
-            self._serve_scarce(queue, roomy, priority)
+        if has_scarce:
+            self._serve_all_scarce(roomy, priority)
         unplaced: list[TaskNode] = []
         while roomy and ready:
             task = ready.pop()
@@ -260,7 +299,8 @@ class Dispatcher:
                 roomy.pop()
         for task in reversed(unplaced):
             ready.push_first(task)
-        self._end_scarce(roomy)
+        if self.scarce:
+            self._end_scarce(roomy)
         if has_parked and priority > PRIORITY_MIN:
             self._serve_parked(PRIORITY_MIN)
         if ready and not roomy:
@@ -284,9 +324,7 @@ class Dispatcher:
                 continue
             needs = task.spec.needs
             has_policy = task.job.spec.scheduling is not DEFAULT_SCHEDULING
-            is_bound = (
-                has_policy or needs.memory_bytes or needs.io or self._graph.fixed.location_of(task)
-            )
+            is_bound = has_policy or not needs.is_plain or bool(self._graph.fixed.location_of(task))
             is_bound = is_bound or may_kill_workers(self._retry_states.get(task.spec.id))
             able = [] if is_bound else [w for w in self._able(task) if w.has_room_over_credit]
             if able:
@@ -304,9 +342,8 @@ class Dispatcher:
         """
         spec = task.spec
         needs = spec.needs
-        is_plain = needs is DEFAULT_NEEDS or (
-            needs.slots == 1 and not (needs.memory_bytes or needs.io or needs.is_isolated)
-        )
+        is_scarce = needs is not DEFAULT_NEEDS and not needs.is_plain
+        is_plain = needs.slots == 1 and not is_scarce
         is_plain = is_plain and not self._has_full and spec.id not in self._retry_states
         if is_plain and not spec.inputs and spec.executor in self._everywhere:
             if task.job.spec.scheduling is DEFAULT_SCHEDULING:
@@ -316,7 +353,7 @@ class Dispatcher:
         if self._graph.objects.fixed and (places := self._graph.fixed.location_of(task)):
             self._place_at(task, places, roomy)
             return True
-        if needs.memory_bytes or needs.io:
+        if is_scarce:
             queue = self._queue_of(task)
             queue.push(task)
             self._serve_scarce(queue, roomy, needs.priority)
@@ -333,29 +370,43 @@ class Dispatcher:
     def drop_job(self, job: Job) -> None:
         """Forget the queued tasks of a job, so that none of them starts."""
         self.ready.drop_job(job)
+        self.for_launchers.drop_job(job)
         for queue in self.scarce.values():
             queue.drop_job(job)
 
+    def scarce_queue(self, needs: Needs) -> ScarceQueue | None:
+        """Return the queue of tasks with such needs, if there is one."""
+        return self.scarce.get(_queue_key(needs))
+
     def _queue_of(self, task: TaskNode) -> ScarceQueue:
-        """Return the queue of tasks that need the disk of a task; without a disk, memory."""
-        io = task.spec.needs.io
-        if io not in self.scarce:
-            self.scarce[io] = ScarceQueue(self._graph)
-        return self.scarce[io]
+        key = _queue_key(task.spec.needs)
+        if key not in self.scarce:
+            self.scarce[key] = ScarceQueue(self._graph, key)
+        return self.scarce[key]
+
+    def _serve_all_scarce(self, roomy: deque[WorkerNode], priority: int) -> None:
+        """Serve the queues of tasks that need memory, disks or resources, by their priorities."""
+        queues = list(self.scarce.values())
+        if len(queues) > 1:
+            queues.sort(key=_priority_of, reverse=True)  # stable: the one that waits longest first
+        for queue in queues:
+            self._serve_scarce(queue, roomy, priority)
 
     def _end_scarce(self, roomy: deque[WorkerNode]) -> None:
         """Place more tasks that need memory or disks; put back the tasks that must wait."""
-        for io, queue in list(self.scarce.items()):
-            self._serve_scarce(queue, roomy, PRIORITY_MIN)
+        self._serve_all_scarce(roomy, PRIORITY_MIN)
+        for key, queue in list(self.scarce.items()):
             for task in reversed(queue.skipped):
                 queue.push_first(task)
             queue.skipped.clear()
             queue.blocked.clear()
-            if io and not queue:
-                del self.scarce[io]
+            if not queue:
+                del self.scarce[key]
 
     def _serve_scarce(self, queue: ScarceQueue, roomy: deque[WorkerNode], priority: int) -> None:
-        """Place tasks that need memory or a disk, while there is enough, down to a priority."""
+        """Place tasks that need memory, a disk or resources, while there is enough of these, down
+        to a priority.
+        """
         skipped, blocked = queue.skipped, queue.blocked
         while queue and roomy and len(skipped) < SKIPPED_MAX and len(blocked) < len(self.workers):
             if queue.priority < priority:
@@ -365,13 +416,37 @@ class Dispatcher:
                 if self._is_time_up():
                     return
                 continue
+            needs = task.spec.needs
             able = [worker for worker in able if worker not in blocked]
-            having = [worker for worker in able if worker.has_scarce(task.spec.needs)]
+            having = [worker for worker in able if self._has_scarce(worker, needs)]
             if not having or not self._place_among(task, having, roomy):
                 skipped.append(task)
-                blocked.update(able)
-            elif not roomy[-1].has_room:
+                if able:
+                    blocked.add(self._keep(task, able))
+                continue
+            if len(self.scarce) > 1 and queue.key in self.scarce:  # it is last in the next tick
+                self.scarce[queue.key] = self.scarce.pop(queue.key)
+            if not roomy[-1].has_room:
                 roomy.pop()
+
+    def _keep(self, task: TaskNode, able: Iterable[WorkerNode]) -> WorkerNode:
+        """Keep what a skipped task needs on the worker that lacks the smallest part of it.
+
+        There the part only shrinks, so the task runs some time, and other workers need not idle.
+        Among equals, stay with the worker of the last tick: the task could starve by changes.
+        """
+        needs, before = task.spec.needs, self._keeping_last.get(task)
+        worker = min(able, key=lambda w: (w.lacks(needs), w is not before, w.load))
+        self._keeping[task] = worker
+        kept = self._kept.setdefault(worker, {})
+        for name, amount in ((MEMORY, needs.memory_bytes), *needs.resources):
+            if amount:
+                kept[name] = kept.get(name, 0) + amount
+        return worker
+
+    def _has_scarce(self, worker: WorkerNode, needs: Needs) -> bool:
+        """Whether a worker has what a task needs, in addition to the amounts kept for others."""
+        return worker.has_scarce(needs, self._kept.get(worker, NOTHING_KEPT))
 
     def _place_among(
         self, task: TaskNode, able: Sequence[WorkerNode], roomy: deque[WorkerNode]
@@ -486,7 +561,9 @@ class Dispatcher:
             self._refuse(task, "NO_EXECUTOR", details)
             return []
         able = [worker for worker in offering if worker.can_hold(spec.needs)]
-        if not able:
+        if not able and self._table.may_come(spec.needs):
+            self.for_launchers.push(task)
+        elif not able:
             self._refuse_for_needs(task, offering)
         able = [worker for worker in able if worker.takes_tasks] or able
         return self._reach.near(task, self._having_space(task, able) or able)
@@ -514,6 +591,9 @@ class Dispatcher:
 
     def _refuse_as_too_large(self, task: TaskNode, offering: Sequence[WorkerNode]) -> None:
         needs = task.spec.needs
+        if missing := why_none_fits(needs, [worker.facts for worker in offering]):
+            self._refuse(task, "NO_WORKER_FITS", missing)
+            return
         slots = max([worker.facts.slots for worker in offering])
         memory = max([worker.facts.memory_bytes for worker in offering])
         memory_text = size_text(needs.memory_bytes)
@@ -531,6 +611,12 @@ class Dispatcher:
             details = (
                 f"the task needs {needs.slots} slots and {memory_text} of memory, and "
                 "no worker has both: ask for less, or start a larger worker"
+            )
+        if needs.resources or needs.where:
+            asked = " ".join(filter(None, (amounts_text(needs.resources), needs.where)))
+            details = (
+                f"no worker has all that the task needs together: {needs.slots} slots"
+                f"{f', {memory_text} of memory' if needs.memory_bytes else ''}, {asked}"
             )
         self._refuse(task, "NO_WORKER_FITS", details)
 
@@ -561,7 +647,8 @@ class Dispatcher:
                 queue.popleft()
                 if not self._may_run(task):
                     continue
-                if worker.has_scarce(task.spec.needs):
+                is_bound = queue is worker.bound
+                if is_bound or self._has_scarce(worker, task.spec.needs):
                     self._assign(task, worker)
                 else:
                     self._queue_of(task).push_first(task)
@@ -584,7 +671,7 @@ class Dispatcher:
                 able = task.spec.executor in worker.facts.executors and worker.can_hold(needs)
                 able = able and bool(self._having_space(task, (worker,)))
                 able = able and self._reach.suits(task, worker)
-                if not (able and worker.has_scarce(needs)) or not (
+                if not (able and self._has_scarce(worker, needs)) or not (
                     is_idle or (worker.has_free(needs) and self._is_cheaper(task, worker, victim))
                 ):
                     victim.parked.append(task)
@@ -641,6 +728,7 @@ class Dispatcher:
             spec = task.spec
             able = any(
                 spec.executor in taker.facts.executors
+                and taker.can_hold(spec.needs)
                 and taker.has_free(spec.needs)
                 and self._reach.suits(task, taker)
                 for taker in takers
@@ -650,6 +738,16 @@ class Dispatcher:
             if able and key not in worker.recalled and task.attempt == key[1]:
                 keys.append((spec.id, key[1]))
         return keys
+
+
+def _queue_key(needs: Needs) -> QueueKey:
+    if not (needs.io or needs.where or needs.resources):
+        return MEMORY_QUEUE
+    return needs.io, needs.where, tuple([name for name, _ in needs.resources])
+
+
+def _priority_of(queue: ScarceQueue) -> int:
+    return queue.priority
 
 
 def _candidate(worker: WorkerNode, slots: int) -> Candidate:

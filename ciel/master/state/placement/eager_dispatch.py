@@ -138,7 +138,7 @@ class EagerDispatch:
             return False
         if spec.any_count or spec.needs.delay_s:  # it may start later, or with other inputs
             return False
-        if spec.needs.io:  # its disk may have no room
+        if spec.needs.io or spec.needs.resources:  # others may have them
             return False
         if self._wasted and self._wasted.get(task, 0) >= WASTED_MAX:
             return False

@@ -9,10 +9,11 @@ from ciel.core.graph.any_inputs import choice_of
 from ciel.core.graph.failures import label, size_text
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import amount_text, amounts_text
 from ciel.core.plans import HttpPlan, LinkPlan, StreamPlan, plans_for
 from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
 from ciel.core.retries import not_before_s
-from ciel.core.tasks import TaskState
+from ciel.core.tasks import TaskState, needs_json
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.queries.history import payload_text, ran
 from ciel.master.state.workers import WorkerNode
@@ -43,7 +44,7 @@ def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, 
         "attempt": task.attempt,
         **ran(machine, task),
         "payload": payload_text(spec),
-        "needs": spec.needs._asdict(),
+        "needs": needs_json(spec.needs),
         "inputs": [reference(object_id) for object_id in spec.inputs[:_INPUTS_MAX]],
         "inputs_count": len(spec.inputs),
         "outputs": [reference(object_id) for object_id in spec.outputs[:_INPUTS_MAX]],
@@ -254,8 +255,12 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
             lines = [f"it waits for room on worker {worker.facts.id}: {_load(worker)}"]
             return lines + _placed(task, "it should run there")
     needs = task.spec.needs
+    if not any(worker.can_hold(needs) for worker in workers):
+        return ["no connected worker can run it; it waits for one that a launcher can start"]
     if needs.io:
         return _why_no_disk(machine, task, workers)
+    if needs.resources or needs.where:
+        return _why_no_resources(machine, task, workers)
     if needs.memory_bytes:
         return _why_no_memory(machine, task, workers)
     reasons = {worker.facts.id: worker.facts.isolation.why_not(needs) for worker in workers}
@@ -290,8 +295,38 @@ def _why_no_memory(
         spare = size_text(max(total - worker.memory_used, 0)) or "nothing"
         has = f"{spare} of {size_text(total)} free" if total else "enough memory"
         lines.append(f"worker {worker.facts.id}: {has}, {_load(worker)}")
-    count = machine.dispatcher.memory_queue.count_from(task.spec.needs.priority)
-    return [*lines, f"{count} tasks of its priority or a higher one wait, including itself"]
+    return [*lines, _queued_text(machine, task)]
+
+
+def _queued_text(machine: MasterMachine, task: TaskNode) -> str:
+    """Say how many tasks wait for the same memory, disk or resources as a task."""
+    needs, dispatcher = task.spec.needs, machine.dispatcher
+    queue = dispatcher.scarce_queue(needs) or dispatcher.ready
+    count = queue.count_from(needs.priority)
+    return f"{count} tasks of its priority or a higher one wait, including itself"
+
+
+def _why_no_resources(
+    machine: MasterMachine, task: TaskNode, workers: Sequence[WorkerNode]
+) -> list[str]:
+    """List how much of the needed resources each worker has left."""
+    needs = task.spec.needs
+    able = [w for w in workers if task.spec.executor in w.facts.executors and w.can_hold(needs)]
+    wanted = amounts_text(needs.resources) or "a worker"
+    where = f" where {needs.where}" if needs.where else ""
+    lines = [f"it needs {wanted}{where}; {len(able)} of {len(workers)} workers can have that:"]
+    for worker in able[:_INPUTS_MAX]:
+        has = "".join([f"{_spare(worker, name)}, " for name, _ in needs.resources])
+        if not worker.has_memory(needs):
+            has += "not enough memory free, "
+        lines.append(f"worker {worker.facts.id}: {has}{_load(worker)}")
+    return [*lines, _queued_text(machine, task)]
+
+
+def _spare(worker: WorkerNode, name: str) -> str:
+    total = worker.capacity.resources.get(name, 0)
+    free = max(total - worker.resources_used.get(name, 0), 0)
+    return f"{amount_text(free)} of {amount_text(total)} {name} free"
 
 
 def _why_no_disk(
@@ -305,9 +340,7 @@ def _why_no_disk(
         used, limit = worker.disks.use_of(io)
         has = f"{used} tasks use it, of {limit} at a time" if limit else "it has no limit"
         lines.append(f"worker {worker.facts.id}: {has}, {_load(worker)}")
-    queue = machine.dispatcher.scarce.get(io, machine.dispatcher.ready)
-    count = queue.count_from(task.spec.needs.priority)
-    return [*lines, f"{count} tasks of its priority or a higher one wait, including itself"]
+    return [*lines, _queued_text(machine, task)]
 
 
 def _load(worker: WorkerNode) -> str:

@@ -6,9 +6,11 @@ jobs and tasks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+from ciel.core.offers.resources import ONE
 from ciel.master.state.machine import MasterMachine
 
 
@@ -38,6 +40,14 @@ def collect_metrics(machine: MasterMachine) -> list[Metric]:
         _gauge("ciel_slots", "Slots of all workers.", slots),
         _gauge("ciel_slots_busy", "Slots with an assigned task.", busy),
         _gauge("ciel_slots_ahead", "Slots' worth of tasks that are queued on workers.", queued),
+        Metric(
+            "ciel_resources", "gauge", "Named resources of all workers, by name.", "resource",
+            _resources(node.capacity.resources for node in workers),
+        ),
+        Metric(
+            "ciel_resources_used", "gauge", "Of them, what assigned tasks have.", "resource",
+            _resources(node.resources_used for node in workers),
+        ),
         Metric("ciel_jobs", "gauge", "Known jobs, by state.", "state", jobs),
         _counter("ciel_jobs_total", "Jobs that were submitted.", machine.job_table.count),
         Metric("ciel_tasks", "gauge", "Tasks of these jobs, by state.", "state", tasks),
@@ -50,6 +60,14 @@ def collect_metrics(machine: MasterMachine) -> list[Metric]:
         ),
         _gauge("ciel_objects", "Known objects.", len(machine.graph.objects)),
     ]  # fmt: skip
+
+
+def _resources(of_workers: Iterable[Mapping[str, int]]) -> list[tuple[str, float]]:
+    """Add the amounts of workers up, by name."""
+    totals: Counter[str] = Counter()
+    for amounts in of_workers:
+        totals.update(amounts)
+    return [(name, amount / ONE) for name, amount in sorted(totals.items())]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -14,6 +14,7 @@
     graph {job, first}          a page of its tasks with their inputs and outputs
     task {job, task}, task {object}
                                 one task in detail, or the producer of an object
+    service {job}               the replicas of a service: tasks, addresses, failures
     trace {jobs, first}         a page of their attempts, with times
     object, objects             see `object_locations`
 
@@ -32,6 +33,7 @@ from ciel.core.errors import CielError
 from ciel.core.events import Change
 from ciel.core.graph.nodes import TaskNode
 from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
+from ciel.core.offers.resources import amount_json
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine
@@ -49,6 +51,7 @@ TASKS_COUNTED_MAX = 5_000  # by kind, for one answer; about 10 ms
 RESULTS_SCANNED_MAX = 100_000  # for errors; about 20 ms
 NAMES_SCANNED_MAX = 50_000  # for a task with a given name; about 10 ms
 DRAIN_MAX_S = 10**8  # three years
+REPLICAS_MAX = 1000
 GRAPH_PAGE_MAX = 4000  # the size of a page, in objects; about 10 ms
 _GRAPH_TEXT_MAX_LENGTH = 1000
 _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
@@ -76,6 +79,15 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             + len(worker.bound),
             "memory_bytes": worker.facts.memory_bytes,
             "memory_asked_bytes": worker.memory_used,
+            "resources": {
+                offer.name: {
+                    "total": amount_json(offer.amount),
+                    "used": amount_json(worker.resources_used[offer.name]),
+                    "indices": list(offer.indices),
+                }
+                for offer in worker.facts.resources
+            },
+            "labels": dict(worker.facts.labels),
             "silent_s": round(now_s - worker.heard_at_s, 3),
             "suspicion": worker.suspicion,
             "draining": machine.draining.describe(worker),
@@ -304,6 +316,7 @@ def _task_row(machine: MasterMachine, position: int, task: TaskNode) -> dict[str
         **_facts(position, task),
         **history.ran(machine, task),
         "payload": history.payload_text(task.spec),
+        **_service(machine, task),
         **_result(machine.graph.objects.reference(task.spec.outputs[0])),
     }
 
@@ -318,6 +331,12 @@ def _facts(position: int, task: TaskNode) -> dict[str, Any]:
         "attempt": task.attempt,
         "worker": task.worker,
     }
+
+
+def _service(machine: MasterMachine, task: TaskNode) -> dict[str, Any]:
+    """Mark a task that is a replica of a service."""
+    address = machine.context.service_of(task)
+    return {} if address is None else {"service": address}
 
 
 def _result(ref: Reference) -> dict[str, Any]:
@@ -454,6 +473,28 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
     }
 
 
+def service(machine: MasterMachine, selector: Any) -> dict[str, Any]:
+    """Describe the replicas of a service, which are the tasks of its job."""
+    found = find(machine, selector)
+    rows: list[dict[str, Any]] = []
+    for task_id in found.tasks[:REPLICAS_MAX]:
+        task = machine.graph.tasks.get(task_id)
+        if task is not None:
+            failure = machine.graph.objects.reference(task.spec.outputs[0])
+            rows.append(
+                {
+                    "task": task_id,
+                    "name": task.spec.name,
+                    "state": str(task.state),
+                    "attempt": task.attempt,
+                    "address": machine.context.service_of(task),
+                    "failure": failure.text if isinstance(failure, Failure) else None,
+                }
+            )
+    return {"job": found.spec.id, "name": found.spec.name, "state": str(found.state),
+            "replicas": rows}  # fmt: skip
+
+
 def find_worker(machine: MasterMachine, selector: Any) -> WorkerNode:
     """Find a worker by its id or its address."""
     if isinstance(selector, str):
@@ -531,6 +572,8 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             return object_locations.listed(machine, arguments, now_s)
         case "progress":
             return progress(machine, arguments.get("job"))
+        case "service":
+            return service(machine, arguments.get("job"))
         case "trace":
             which = (arguments.get("jobs"), arguments.get("first"))
             return machine.timeline.page(*which, machine.workers.values(), now_s)

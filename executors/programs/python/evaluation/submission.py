@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.core.tasks import DEFAULT_NEEDS
+from ciel.core.tasks import DEFAULT_NEEDS, needs_json
 from ciel.executors.programs.python.objects.outputs import encoded
 from ciel.python.calls import (
     AS_PARTS,
@@ -109,11 +109,9 @@ class Submission:
         if work.options.python:
             request["python"] = work.options.python
         needs = work.options.needs
-        request |= {
-            name: value
-            for name, value in needs._asdict().items()
-            if value != getattr(DEFAULT_NEEDS, name)
-        }
+        if needs is not DEFAULT_NEEDS:
+            usual = needs_json(DEFAULT_NEEDS)
+            request |= {k: value for k, value in needs_json(needs).items() if value != usual[k]}
         return request
 
     def _use(self, future: TaskFuture[Any], inputs: list[Any]) -> Use:

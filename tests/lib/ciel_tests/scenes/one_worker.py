@@ -24,6 +24,7 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import JobId, ObjectId
+from ciel.core.offers.resources import Offer
 from ciel.core.refs import Concrete, Reference, Value
 from ciel.core.tasks import DEFAULT_NEEDS, Needs, TaskSpec
 from ciel.execution.environment import Callers
@@ -91,6 +92,7 @@ class OneWorker:
         patience: Patience = USUAL_PATIENCE,
         starts_locally: frozenset[str] = frozenset(),
         disk_jobs: DiskJobs | None = None,
+        resources: Iterable[Offer] = (),
     ) -> None:
         self.in_reactor, self.store, self.path = in_reactor, store, path
         self.reports: list[Any] = []
@@ -100,8 +102,9 @@ class OneWorker:
         ticks = Ticks(reactor)
         interactive = frozenset(name for name, executor in executors.items() if executor.talks)
         self.machine = WorkerMachine(
-            HERE, "host", slots, interactive=interactive, starts_locally=starts_locally
-        )
+            HERE, "host", slots, interactive=interactive, starts_locally=starts_locally,
+            resources=resources,
+        )  # fmt: skip
         environ = {"PATH": os.environ["PATH"]}
         self.launching = in_reactor(Launching, reactor, ticks, environ)
         self.streams = in_reactor(Streams, reactor)

@@ -15,6 +15,7 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import ObjectId
+from ciel.core.offers.resources import read_offer
 from ciel.core.plans import HttpPlan
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream
 from ciel.core.tasks import TaskSpec
@@ -39,11 +40,13 @@ FIXED = Fixed(ObjectId("f"), HERE)
 class Played:
     """A worker's machine with a clock."""
 
-    def __init__(self, slots: int = 1, starts_locally: str = "", memory_bytes: int = 0) -> None:
-        local = frozenset(starts_locally.split())
+    def __init__(
+        self, slots: int = 1, starts_locally: str = "", memory_bytes: int = 0, resources: str = ""
+    ) -> None:
         self.machine = WorkerMachine(
-            HERE, "this host", slots, starts_locally=local, memory_bytes=memory_bytes
-        )
+            HERE, "this host", slots, starts_locally=frozenset(starts_locally.split()),
+            memory_bytes=memory_bytes, resources=[read_offer(text) for text in resources.split()],
+        )  # fmt: skip
         self.now_s = 100.0
         self.machine.master_message(
             MeetWorkers((Neighbour(THERE, "that host"), Neighbour(BEYOND, "other host"))), 0.0

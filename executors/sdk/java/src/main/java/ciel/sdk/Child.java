@@ -75,6 +75,20 @@ public final class Child {
         return with("retries", retries);
     }
 
+    /** Adds a resource that the task has for itself, such as 1 of "gpu", or half of one. */
+    public Child resource(String name, double amount) {
+        @SuppressWarnings("unchecked")
+        Map<String, Object> known = (Map<String, Object>) keywords.get("resources");
+        Map<String, Object> resources = new LinkedHashMap<>(known == null ? Map.of() : known);
+        resources.put(name, amount);
+        return with("resources", resources);
+    }
+
+    /** Lets the task run only on workers with these labels, as in "zone=b and not disk=hdd". */
+    public Child where(String labels) {
+        return with("where", labels);
+    }
+
     Map<String, Object> keywords() {
         return keywords;
     }

@@ -1,0 +1,1 @@
+"""What workers offer to tasks: named resources and labels."""
