@@ -78,7 +78,7 @@ class Sandboxes:
         return sandbox
 
     def remove(self, scratch: str) -> None:
-        """Remove what is left of the sandbox of an attempt, whose program has ended."""
+        """Remove the control group or container of an attempt, whose program has ended."""
         sandbox, group = self._of.pop(scratch, (None, None))
         if group is not None:
             group.remove()

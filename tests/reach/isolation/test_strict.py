@@ -45,7 +45,7 @@ def _possible() -> None:
 
 
 class Place(NamedTuple):
-    """Where programs run: the scratch directory, a secret file, and who runs them."""
+    """A launcher, a scratch directory, a secret file, and the user who runs programs."""
 
     launcher: Launcher
     scratch: Path
@@ -53,7 +53,7 @@ class Place(NamedTuple):
     as_nobody: bool
 
     def run(self, script: str, *, strict: bool, processes_max: int = PROCESSES_MAX) -> int:
-        """Run a script to its end; return its exit status, with what it printed if it failed."""
+        """Run a script to its end; return its exit status."""
         program = self.scratch / "escape.py"
         program.write_text(textwrap.dedent(script))
         argv = [PYTHON, "-S", str(program)]
