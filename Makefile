@@ -12,6 +12,7 @@ RUN := $(VENV)/bin
 PIP := $(RUN)/pip --quiet --disable-pip-version-check
 # By a path: the other way of setuptools makes each start of Python import 25 ms of modules.
 EDITABLE := --config-settings editable_mode=compat --editable
+C_OF_LAUNCH := $(wildcard ciel/launch/*.[ch])
 C_OF_ARROW := ciel/arrow/store_pool.cpp ciel/arrow/holding.c executors/sdk/c/ciel_table.c executors/sdk/c/ciel_table.h
 C_OF_MEMORY := $(wildcard ciel/memory/*.[ch] ciel/memory/server/*.[ch])
 LOADERS := executors/sdk/c/cso.c executors/sdk/c/sw_task.h $(wildcard executors/sdk/c/shmdc*) \
@@ -31,7 +32,7 @@ deps:
 ifeq ($(CIEL_CI),1)
 $(RUNTIME): | deps
 endif
-$(RUNTIME): pyproject.toml setup.py ciel/launch/launcher.c $(C_OF_ARROW) $(C_OF_MEMORY) $(LOADERS) scc/build_ffi.py $(C_OF_SCC)
+$(RUNTIME): pyproject.toml setup.py $(C_OF_LAUNCH) $(C_OF_ARROW) $(C_OF_MEMORY) $(LOADERS) scc/build_ffi.py $(C_OF_SCC)
 	@.ci/packages report
 	@echo "ciel: installing into $(VENV) (its dependencies, and what is in C)"
 	@$(PYTHON) -m venv $(VENV)
@@ -65,6 +66,10 @@ test: dev
 
 test-all: dev
 	@$(RUN)/pytest -n 3 --dist loadfile
+
+# The tests with real counterparts: containers, schedulers, other hosts.
+check-reach: dev
+	@$(RUN)/pytest -m slow tests/reach
 
 # The tests near a file, without clusters: `make test-near FILE=ciel/core/retries.py`.
 test-near: dev
@@ -209,4 +214,4 @@ format: dev
 
 clean:
 	find ciel executors scc -name '*.so' -delete
-	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher executors/programs/ciel-cso executors/sdk/java/ciel-sdk.jar executors/sdk/lib/*.so scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher ciel/launch/ciel-isolate executors/programs/ciel-cso executors/sdk/java/ciel-sdk.jar executors/sdk/lib/*.so scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache

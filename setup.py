@@ -124,16 +124,19 @@ def compiled_by_mypyc():
     return mypycify([*TYPE_OPTIONS, *below, *above], **options)
 
 
-def libfuse_flags():
-    """Return the compiler's options for the mount, or nothing on hosts without libfuse3."""
-    asked = ["pkg-config", "--cflags", "--libs", "fuse3"]
+def library_flags(name):
+    """Return the compiler's options for a library, or nothing on hosts without it."""
+    asked = ["pkg-config", "--cflags", "--libs", name]
     try:
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError):
         return []
 
 
-LIBFUSE = libfuse_flags()
+LIBFUSE = library_flags("fuse3")
+_SECCOMP_FLAGS = library_flags("libseccomp")
+LIBSECCOMP = ["-DHAS_SECCOMP", *_SECCOMP_FLAGS] if _SECCOMP_FLAGS else []
+"""Without it, workers offer no strict isolation, and say so."""
 HAS_PYTHON_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()
 """Without them, modules in C cannot be compiled; cffi then loads libraries, by slower calls."""
 PROGRAMS = [*(tool.stem for tool in TOOLS), "shmdc", *(["shmfs-fuse"] if LIBFUSE else [])]
@@ -152,6 +155,7 @@ class BuildWithPrograms(build_py):
         home = Path("." if self.editable_mode else self.build_lib, "ciel/launch")
         home.mkdir(parents=True, exist_ok=True)
         run_compiler("-o", home / "ciel-launcher", "ciel/launch/launcher.c")
+        run_compiler("-o", home / "ciel-isolate", "ciel/launch/isolate.c", *LIBSECCOMP)
         rooms = Path(".") if self.editable_mode else Path(self.build_lib, "ciel")
         self.build_c_loader(rooms / "executors/programs")
         self.build_java_sdk(rooms / "executors/sdk/java")
@@ -268,7 +272,7 @@ setup(
     package_dir={"ciel": "ciel"} | {f"ciel.{room}": room for room in TOP_LEVEL_PACKAGES},
     package_data={
         "ciel": ["py.typed"],
-        "ciel.launch": ["launcher.c"],
+        "ciel.launch": ["launcher.c", "isolate.c", "execute.h"],
         "ciel.memory": ["*.c", "*.h", "nbdkit/*.c"],  # `ciel memory export` compiles a plug-in
         "ciel.executors.sdk": [
             "c/*",

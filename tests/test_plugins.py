@@ -77,7 +77,6 @@ STORE_WORDS = re.compile(r"(?<!/dev/)(?<!--)\b(?:shm|scc)\b|^disk(?:$|[:,])|\bci
 NOT_A_STORE = {
     ("ciel/master/state/workers.py", "disk"),  # an attribute: the queue of a worker's disk
     ("ciel/worker/state/orders.py", "disk"),  # an attribute: whether an attempt may use its disk
-    ("ciel/cli/submission/options.py", "disk"),  # a kind of limit
 }
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from math import inf
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ciel.core.errors import InvalidNeedError, InvalidTaskError
@@ -30,6 +31,12 @@ RETRY_KINDS_MAX = 20
 IO_MAX_LENGTH = 1000
 WORK_DISK = "disk"
 """As `Needs.io`: the disk of the worker's work directory."""
+IMAGE_MAX_LENGTH = 1000
+NO_ISOLATION, LIMITED, STRICT = ISOLATIONS = ("none", "limits", "strict")
+"""The levels of isolation, as `Needs.isolate`; each one includes the levels before it."""
+PODMAN, APPTAINER = "podman", "apptainer"
+MECHANISMS = (STRICT, PODMAN, APPTAINER)
+"""What a worker may lack (see `Isolation`)."""
 KIND_PATTERN = re.compile("[A-Z][A-Z0-9_]{0,63}")
 NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
 """Faults that another attempt cannot fix."""
@@ -47,6 +54,8 @@ class Needs(NamedTuple):
     the disk; empty if none does. Such a task waits for a permit of the disk without a slot.
     `resources`: see `core.offers.resources`. `where`: an expression over the labels of workers (see
     `core.offers.labels`), which the task's worker fulfils; empty: any worker.
+    `isolate`: one of `ISOLATIONS`; empty means the least level of the worker. `image`: the
+    container image in which its program runs; empty if it runs in none.
     """
 
     slots: int = 1
@@ -61,11 +70,26 @@ class Needs(NamedTuple):
     io: str = ""
     resources: Amounts = ()
     where: str = ""
+    isolate: str = ""
+    image: str = ""
 
     @property
     def is_plain(self) -> bool:
         """Whether any worker with free slots can start the task."""
-        return not (self.memory_bytes or self.io or self.resources or self.where)
+        is_scarce = self.memory_bytes or self.io or self.resources or self.where
+        return not (is_scarce or self.is_isolated)
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether the task asks for a level of isolation or a container."""
+        return bool(self.isolate or self.image)
+
+    @property
+    def container(self) -> str:
+        """The program that runs its image; empty if it needs none."""
+        if not self.image:
+            return ""
+        return APPTAINER if self.image.endswith(".sif") else PODMAN
 
 
 DEFAULT_NEEDS = Needs()
@@ -75,9 +99,9 @@ class Limit(NamedTuple):
     """A row of the table of needs: what a field of `Needs` may be, and who can set it.
 
     `kind`: the kind of its values: whole numbers (`count`), `bytes`, `seconds`, `kinds` of
-    failure, a `disk`, `resources`, or an expression over `labels`. `option`: its name in
-    `ciel submit`, with its `metavar` and its `help`; empty if there is none. `in_python`: whether
-    `ciel.task` takes it.
+    failure, a `disk`, `resources`, an expression over `labels`, a level of `isolation`, or an
+    `image`. `option`: its name in `ciel submit`, with its `metavar` and its `help`; empty if there
+    is none. `in_python`: whether `ciel.task` takes it.
     """
 
     name: str
@@ -143,6 +167,15 @@ LIMITS: tuple[Limit, ...] = (
         "where", "labels", 0, WHERE_MAX_LENGTH, "--where", "LABELS",
         "run on workers with these labels only: 'zone=b and not disk=hdd'",
     ),
+    Limit(
+        "isolate", "isolation", 0, 0, "--isolate", "LEVEL",
+        "how far each run is isolated: none, limits, or strict (default: the worker's --isolate)",
+    ),
+    Limit(
+        "image", "image", 0, IMAGE_MAX_LENGTH, "--image", "IMAGE",
+        "run in a container of this image: FILE.sif by apptainer, any other name by podman",
+        in_python=False,
+    ),
 )  # fmt: skip
 """One row for each field of `Needs`, in their order. The checks, the records, the options of
 `ciel submit` and `ciel.task` derive from it."""
@@ -163,7 +196,7 @@ def _read_need(limit: Limit, value: Any) -> Any:
             if isinstance(value, list) and all(isinstance(kind, str) for kind in value):
                 return tuple(value)
             wanted = "a list of strings"
-        case "disk" | "labels":
+        case kind if kind in TEXT_CHECKS:
             if isinstance(value, str):
                 return value
             wanted = "a string"
@@ -361,10 +394,63 @@ def wrong_disk(io: str) -> str:
     return ""
 
 
+def wrong_isolation(level: str) -> str:
+    """Explain why a level of isolation is invalid; return "" if it is valid."""
+    if level and level not in ISOLATIONS:
+        return f"it must be {', '.join(ISOLATIONS[:-1])} or {ISOLATIONS[-1]}, not {level!r:.40}"
+    return ""
+
+
+def wrong_image(image: str) -> str:
+    """Explain why the name of a container image is invalid; return "" if it is valid."""
+    if len(image) > IMAGE_MAX_LENGTH or not image.isprintable() or " " in image:
+        return f"an image's name has at most {IMAGE_MAX_LENGTH} characters, and no blanks"
+    if image.startswith("-"):
+        return f"an image's name does not begin with '-', as {image!r:.40} does"
+    return ""
+
+
+TEXT_CHECKS: dict[str, Callable[[str], str]] = {
+    "disk": wrong_disk,
+    "labels": wrong_where,
+    "isolation": wrong_isolation,
+    "image": wrong_image,
+}
+"""By the kind of a limit whose values are texts: what explains an invalid value."""
+
+
+def is_below(level: str, least: str) -> bool:
+    """Whether a level of isolation is lower than another one."""
+    return ISOLATIONS.index(level) < ISOLATIONS.index(least)
+
+
+class Isolation(NamedTuple):
+    """How far a worker can isolate programs.
+
+    `least`: its least level, which tasks may only raise. `lacking`: why it lacks strict isolation
+    or a container program (see `Needs.container`), by their names.
+    """
+
+    least: str = NO_ISOLATION
+    lacking: Mapping[str, str] = MappingProxyType({})
+
+    def level_of(self, needs: Needs) -> str:
+        """Return the level at which a task would run."""
+        return needs.isolate or self.least
+
+    def why_not(self, needs: Needs) -> str:
+        """Explain why a task cannot run here as it asks; return "" if it can."""
+        level, container = self.level_of(needs), needs.container
+        if is_below(level, self.least):
+            return f"isolates programs at least by {self.least!r} (ciel-worker --isolate)"
+        if container:
+            return f"{container}: {self.lacking[container]}" if container in self.lacking else ""
+        return self.lacking.get(STRICT, "") if level == STRICT else ""
+
+
 _CHECKS: dict[str, Callable[[Any], str]] = {
     "kinds": wrong_kinds,
-    "disk": wrong_disk,
     "resources": wrong_amounts,
-    "labels": wrong_where,
+    **TEXT_CHECKS,
 }
 """The checks of values other than numbers: each returns an explanation, or "" for a valid value."""

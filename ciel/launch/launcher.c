@@ -48,6 +48,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "execute.h"
+
 enum {
     REQUEST_BYTES_MAX = 8 << 20, /* the kernel's limit of arguments and environment is 6 MiB; */
     STRINGS_MAX = 1 << 20,       /* each string of them takes at least 9 bytes */
@@ -69,6 +71,7 @@ enum { STARTED = 1, FAILED, EXITED };
 enum stage { VFORK = 1, CHDIR, STDIN, STDOUT, STDERR, SETRLIMIT, EXEC };
 enum stream { TO_PATH, APPEND_TO_PATH, DESCRIPTOR, INHERITED, AS_STDOUT, STREAM_KINDS };
 enum { STREAMS = 3, LIMITS = 4 };
+enum { NO_NEW_PRIVILEGES = 1 }; /* a flag */
 static const int resources[LIMITS] = {RLIMIT_AS, RLIMIT_NOFILE, RLIMIT_NPROC, RLIMIT_CORE};
 
 struct request {
@@ -81,7 +84,7 @@ struct request {
 struct start_request {
     struct request head;
     uint32_t argument_count, change_count;
-    uint8_t streams[STREAMS], zero; /* each DESCRIPTOR is sent along, in the order of streams */
+    uint8_t streams[STREAMS], flags; /* each DESCRIPTOR is sent along, in the order of streams */
     uint32_t at_most; /* the launch waits until fewer than so many programs run; 0: no wait */
     uint64_t limits[LIMITS]; /* as in resources; UINT64_MAX keeps the launcher's limit */
 };
@@ -294,37 +297,6 @@ static void open_stream(int stream)
         fail(STDIN + stream);
 }
 
-/* Like execvp, but without the fallback to a shell, which would run an empty file, or a program for
- * another machine, as a script. Returns with errno if nothing could be executed. */
-static void execute(void)
-{
-    const char *program = strings[0], *path = getenv("PATH");
-    size_t program_bytes = strlen(program) + 1;
-    bool forbidden = false;
-    char file[PATH_MAX];
-    if (strchr(program, '/')) {
-        execv(program, strings);
-        return;
-    }
-    if (path == NULL)
-        path = "/bin:/usr/bin";
-    for (size_t bytes;; path += bytes + 1) {
-        bytes = strcspn(path, ":");
-        if (bytes + 1 + program_bytes <= sizeof file) { /* an empty element is our directory */
-            memcpy(file, path, bytes);
-            file[bytes] = '/';
-            memcpy(file + bytes + (bytes > 0), program, program_bytes);
-            execv(file, strings);
-            forbidden |= errno == EACCES;
-            if (errno != EACCES && errno != ENOENT && errno != ENOTDIR)
-                return;
-        }
-        if (path[bytes] == 0)
-            break;
-    }
-    errno = forbidden ? EACCES : ENOENT;
-}
-
 /* Runs in the child of vfork: makes only system calls, and never returns. All our descriptors close
  * on exec. */
 static _Noreturn void become(rlim_t tag)
@@ -344,9 +316,11 @@ static _Noreturn void become(rlim_t tag)
         if (limit.rlim_cur != UINT64_MAX && setrlimit(resources[i], &limit) < 0)
             fail(SETRLIMIT);
     }
+    if (request.flags & NO_NEW_PRIVILEGES && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+        fail(SETRLIMIT);
     sigprocmask(SIG_SETMASK, &no_signals, NULL);
     environ = environment; /* execute reads PATH from it; the parent restores environ */
-    execute();
+    execute(strings);
     fail(EXEC);
 }
 

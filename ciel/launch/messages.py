@@ -16,11 +16,12 @@ from ciel.launch.errors import LaunchSpecError
 
 REQUEST_BYTES_MAX = 8 << 20  # more than the kernel accepts
 REQUEST_STRINGS_MAX = 1 << 20
-_START = struct.Struct("=IHHQII3BxI4Q")
+_START = struct.Struct("=IHHQII4BI4Q")
 _KILL = struct.Struct("=IHHQ")
 _ADOPT = struct.Struct("=IHHQQQ")
 _EVENT = struct.Struct("=HHiQQQQQ")
 _UNLIMITED = 2**64 - 1
+_NO_NEW_PRIVILEGES = 1
 _START_KIND, _KILL_KIND, _ADOPT_KIND = 1, 2, 3
 _STARTED, _FAILED, _EXITED = 1, 2, 3
 _TRUNCATED, _APPENDED, _DESCRIPTOR, _INHERITED, _AS_STDOUT = range(5)
@@ -94,7 +95,8 @@ class LaunchSpec:
 
     If the first argument has no slash, it is searched in the program's PATH. `at_most`: the launch
     waits until fewer than that many programs run, after earlier launches that wait; 0: it does not
-    wait. A launch that may wait cannot have descriptors.
+    wait. A launch that may wait cannot have descriptors. `no_new_privileges`: setuid programs run
+    with the privileges of their caller.
     """
 
     argv: Sequence[str | bytes]
@@ -105,6 +107,7 @@ class LaunchSpec:
     stderr: Stream = Standard.INHERITED
     limits: Limits = Limits()
     at_most: int = 0
+    no_new_privileges: bool = False
 
     @property
     def descriptors(self) -> list[int]:
@@ -216,6 +219,7 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
         in_kind,
         out_kind,
         error_kind,
+        _NO_NEW_PRIVILEGES if spec.no_new_privileges else 0,
         spec.at_most,
         *spec.limits.numbers,
     )

@@ -37,7 +37,14 @@ from ciel.core.events import (
 from ciel.core.ids import ID_MAX_LENGTH, check_id
 from ciel.core.offers.labels import LABELS_MAX, wrong_label
 from ciel.core.offers.resources import INDICES_MAX, RESOURCES_MAX, Offer, offer_of, wrong_amounts
-from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX, TIMEOUT_MAX_S
+from ciel.core.tasks import (
+    ISOLATIONS,
+    MECHANISMS,
+    MEMORY_MAX_BYTES,
+    SLOTS_MAX,
+    TIMEOUT_MAX_S,
+    Isolation,
+)
 from ciel.core.transports import End, read_end
 from ciel.master import attaching
 from ciel.master.journal import Journal
@@ -731,6 +738,7 @@ def _is_netloc(text: str) -> bool:
     return text == netloc_of(host, port)
 
 
+LACKING_MAX_LENGTH: Final = 1000
 _PRINTABLE: Final = f"a string of at most {ID_MAX_LENGTH} printable characters"
 
 
@@ -834,4 +842,17 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         is_draining=is_draining, drain_within_s=drain_within_s, end=read_end(about),
         user=user, places=None if places is None else tuple(places), resources=offers,
         labels=labels, allocation=allocation, life_left_s=life_left_s, drain_grace_s=drain_grace_s,
+        isolation=_isolation(about.get("isolation")),
     )  # fmt: skip
+
+
+def _isolation(value: Any) -> Isolation:
+    """Read how far a worker can isolate programs; raises ValueError. `value`: None if it is old."""
+    if value is None:
+        return Isolation(lacking=dict.fromkeys(MECHANISMS, "its version of ciel is too old"))
+    least, lacking = (value.get("least"), value.get("lacking")) if type(value) is dict else (0, 0)
+    if least not in ISOLATIONS or not isinstance(lacking, dict):
+        raise ValueError("its isolation must have a least level, and what it lacks")
+    if not all(type(why) is str and len(why) <= LACKING_MAX_LENGTH for why in lacking.values()):
+        raise ValueError("its isolation must map what it lacks to the reasons")
+    return Isolation(least, {name: lacking[name] for name in MECHANISMS if name in lacking})

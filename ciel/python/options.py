@@ -15,6 +15,8 @@ from ciel.core.tasks import (
     Limit,
     Needs,
     wrong_disk,
+    wrong_image,
+    wrong_isolation,
     wrong_kinds,
 )
 
@@ -119,6 +121,17 @@ def _where(option: str, value: Any) -> str:
     return value
 
 
+def _checked(check: Callable[[str], str]) -> Callable[[str, Any], str]:
+    def read(option: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise OptionError(option, f"it must be a text, not {value!r:.40}")
+        if wrong := check(value):
+            raise OptionError(option, wrong)
+        return value
+
+    return read
+
+
 def _text(option: str, value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
         raise OptionError(option, f"it must be a text, not {value!r:.40}")
@@ -130,6 +143,8 @@ _NO_NUMBERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "disk": _disk,
     "resources": _resources,
     "labels": _where,
+    "isolation": _checked(wrong_isolation),
+    "image": _checked(wrong_image),
 }
 
 

@@ -164,6 +164,7 @@ def task(  # type: ignore[overload-overlap]  # 1 is an int, too
     io: bool | str | None = None,
     resources: Mapping[str, float | str] | None = None,
     where: str | None = None,
+    isolate: str | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
@@ -184,6 +185,7 @@ def task(
     io: bool | str | None = None,
     resources: Mapping[str, float | str] | None = None,
     where: str | None = None,
+    isolate: str | None = None,
     name: str | None = None,
     python: str | None = None,
 ) -> _MakesSeveral: ...
@@ -200,7 +202,8 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     slots it occupies. `priority`: tasks with a higher one run first. `io`: the disk that bounds
     its speed, as a path on it; True for the disk of the worker's work directory. `resources`: what
     it has for itself, such as `{"gpu": 1}`. `where`: labels that its worker has, as `zone=b`.
-    `name`: for people. `python`: the interpreter. Raises OptionError.
+    `isolate`: the level of isolation, which can be "none" or "limits". `name`: for people.
+    `python`: the interpreter. Raises OptionError.
     """
     read = read_options(USUAL, options)
     if function is None:

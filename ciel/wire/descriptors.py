@@ -33,7 +33,7 @@ from ciel.core.jobs import (
 from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
-from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, Mentions, Needs, TaskSpec
+from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TEXT_CHECKS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 from ciel.wire.references import from_json, to_json
@@ -218,7 +218,7 @@ def _read_shared_id(value: Any) -> Any:
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
 _NUMBERS = Needs._fields.index("retry_on")  # the numbers come first, usually without other fields
-_TEXTS = (Needs._fields.index("io"), Needs._fields.index("where"))
+_TEXTS = frozenset([i for i, limit in enumerate(LIMITS) if limit.kind in TEXT_CHECKS])
 _RESOURCES = Needs._fields.index("resources")
 _WHOLE = [limit.is_whole for limit in LIMITS]
 _NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # old senders omit some
@@ -244,7 +244,8 @@ def _read_needs(value: Any) -> Needs:
             further[place] = _read_resources(further[place])
         if not all(_is_limit(i, item) for i, item in enumerate(further, _NUMBERS + 1)):
             raise DecodeError(
-                "a task's delays and grace period must be numbers, its io and where texts"
+                "a task's delays and grace period must be numbers, its io, where, isolate and "
+                "image texts"
             )
         key = (*key, tuple(kinds), *further)
     known = _needs_seen.get(key)

@@ -17,7 +17,7 @@ from ciel.core.offers.resources import read_amounts
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
 from ciel.core.scheduling import DEFAULT_SCHEDULING, Scheduling, read_scheduling
-from ciel.core.tasks import TaskSpec
+from ciel.core.tasks import Isolation, TaskSpec
 from ciel.master.state.context import Context
 from ciel.master.state.placement.dispatch import RECALL_AFTER_S, UNPLACED_MAX, Dispatcher
 from ciel.master.state.placement.lives import Lives
@@ -469,6 +469,36 @@ def test_a_parked_task_waits_again_if_its_memory_has_been_taken() -> None:
     assert floor.gives() == []
     floor.dispatcher.workers["w1"].memory_used = 0
     assert floor.gives() == ["a to w1"]
+
+
+def isolated(name: str, **needs: Any) -> TaskSpec:
+    task = a_task(name)
+    return task._replace(needs=task.needs._replace(**needs))
+
+
+def test_a_task_is_dispatched_to_a_worker_that_can_isolate_it() -> None:
+    unable = Isolation("limits", {"strict": "no user namespaces", "podman": "none"})
+    floor = Floor(a_worker("w1")._replace(isolation=unable), a_worker("w2"), limit=9)
+    floor.add(isolated("a", isolate="strict"), isolated("b", image="tools"))
+    floor.add(isolated("c", isolate="limits", image="tools"))
+    assert floor.gives() == ["a to w2", "b to w2", "c to w2"]
+
+
+def test_a_task_that_no_worker_can_isolate_is_refused_with_the_reasons() -> None:
+    unable = Isolation("limits", {"strict": "no user namespaces", "podman": "not installed"})
+    workers = [a_worker(name)._replace(isolation=unable) for name in ("w1", "w2")]
+    floor = Floor(*workers)
+    floor.add(isolated("a", isolate="strict"), isolated("b", image="tools"))
+    floor.add(isolated("c", isolate="none"))
+    assert floor.gives() == []
+    both = "worker w1 and 1 more"
+    assert floor.refused == [
+        f"a: no worker can isolate the task as it asks (--isolate strict):\n{both}: no user "
+        "namespaces",
+        f"b: no worker can run the image tools:\n{both}: podman: not installed",
+        f"c: no worker can isolate the task as it asks (--isolate none):\n{both}: isolates "
+        "programs at least by 'limits' (ciel-worker --isolate)",
+    ]
 
 
 def test_a_task_that_needs_more_memory_than_any_worker_has_is_refused() -> None:

@@ -13,8 +13,10 @@ from twisted.internet.task import Clock
 
 from ciel.core.events import TaskFault
 from ciel.core.refs import details_text
+from ciel.core.tasks import Isolation
 from ciel.execution.executor import Action, Executor, Program, Run, Task
 from ciel.execution.kept import KeptAttempts
+from ciel.launch.isolation import Surroundings
 from ciel.storage.errors import NoSpaceError
 from ciel.storage.interface import DISK, MEMORY, StoreLevel
 from ciel.testing.builders import a_task, inline
@@ -22,6 +24,7 @@ from ciel.worker.attempts import lifecycle as module
 from ciel.worker.attempts.attempts import Attempts
 from ciel.worker.attempts.lifecycle import Lifecycle
 from ciel.worker.attempts.scratch import Scratch, ScratchPool
+from ciel.worker.limits.sandboxes import Sandboxes
 from ciel.worker.state.orders import Key, StartAttempt
 
 FAULT = TaskFault("RUNTIME_EXCEPTION", "it failed")
@@ -104,6 +107,7 @@ class Scene:
             levels=lambda: tuple([StoreLevel(name, None, 0, 0, 0) for name in self.levels])
         )
         place: Any = SimpleNamespace(
+            sandboxes=Sandboxes(Isolation(), Surroundings()),
             reactor=Clock(), owner=self, worker="w1", netloc="here:1", store=store,
             kept=KeptAttempts(path / "kept"), scratch=self.pool, executors={"once": Once()},
             store_device="", checksums=SimpleNamespace(verify=lambda refs: None),

@@ -182,6 +182,10 @@ def render_info(task: dict[str, Any]) -> str:
     requested += [f"{amount:g} {name}" for name, amount in needs.get("resources", {}).items()]
     if needs.get("where"):
         requested.append(f"a worker where {needs['where']}")
+    if needs.get("isolate"):
+        requested.append(f"isolation {needs['isolate']}")
+    if needs.get("image"):
+        requested.append(f"the image {visible(needs['image'])}")
     has_ended = task["started_at_s"] is not None  # `how_it_ran` then names the worker
     place = f" on worker {task['worker']}" if task["worker"] and not has_ended else ""
     lines = [

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ciel import plugins
 from ciel.access.settings import ExecutorSetting, executor_settings
+from ciel.core.tasks import STRICT
 from ciel.execution.executor import Executor
 
 GROUP = "ciel.executors"
@@ -68,3 +69,15 @@ def _make(name: str, setting: ExecutorSetting | None, is_installed: bool) -> Exe
             )
     executor: Executor = make(**options)
     return executor
+
+
+def offered_when(least: str, executors: Executors) -> Executors:
+    """Return the executors of a worker without those that its least level of isolation excludes."""
+    if least != STRICT:
+        return executors
+    talking = {name for name, executor in executors.offered.items() if executor.talks}
+    why = "its programs are interactive, and this worker isolates strictly (--isolate strict)"
+    return executors._replace(
+        offered={n: each for n, each in executors.offered.items() if n not in talking},
+        lacking=executors.lacking | dict.fromkeys(talking, why),
+    )

@@ -34,7 +34,7 @@ from ciel.cli.daemons.channels import (
 )
 from ciel.cli.daemons.cluster_state import kv_environment, kv_url, service_environment
 from ciel.cli.daemons.errors import DaemonError
-from ciel.cli.daemons.executors import Executors, load_executors
+from ciel.cli.daemons.executors import Executors, load_executors, offered_when
 from ciel.cli.daemons.lifeline import report_failure, report_ready
 from ciel.cli.daemons.process import log, run, set_log_level, settle_memory, start_failure
 from ciel.cli.daemons.spool import Spool
@@ -47,7 +47,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.masters import NO_BALLOT
 from ciel.core.offers.labels import read_label
 from ciel.core.offers.resources import Offer, offer_of, read_offer
-from ciel.core.tasks import SLOTS_MAX
+from ciel.core.tasks import LIMITED, NO_ISOLATION, SLOTS_MAX, wrong_isolation
 from ciel.core.workers.lives import DRAIN_GRACE_S, FOREVER, limited
 from ciel.execution.environment import GPU, SHMD, Callers, device_order, inherited
 from ciel.execution.kept import KeptAttempts
@@ -84,6 +84,8 @@ from ciel.worker.fetch_reports import FetchReports
 from ciel.worker.gpus import Claims, find_gpus
 from ciel.worker.host import host_identity, host_name, new_worker_id
 from ciel.worker.interactive.programs import InteractivePrograms
+from ciel.worker.limits.host_probe import HostProbe, described
+from ciel.worker.limits.sandboxes import Sandboxes
 from ciel.worker.logs import JobLogs
 from ciel.worker.master_session import MasterSession
 from ciel.worker.masters import Masters
@@ -108,6 +110,8 @@ DEFAULT_LISTEN = "127.0.0.1:0"
 END_S = 1.0
 """How long a worker whose life ends, or that was drained, waits for programs after SIGTERM: its
 drain gave them time to end."""
+ISOLATE_VARIABLE = "CIEL_ISOLATE"
+"""Sets the default of --isolate, also for the workers of `ciel up` and `ciel submit`."""
 
 
 def _add_resources(add: Callable[..., object]) -> None:
@@ -199,6 +203,14 @@ def parser() -> argparse.ArgumentParser:
     add_kill_grace(parse)
     add_life(parse)
     add(
+        "--isolate",
+        type=_isolation,
+        metavar="LEVEL",
+        default=os.environ.get(ISOLATE_VARIABLE) or LIMITED,
+        help="how far programs are isolated at least: none, limits (default), or strict; tasks can "
+        "ask for more, not for less",
+    )
+    add(
         "--no-delegation",
         action="store_true",
         help="start only tasks that the master assigns, and no child inline",
@@ -246,6 +258,8 @@ class Worker:
         self._options = options
         self._id = new_worker_id()
         self._spool = Spool(options.spool)
+        self._probe = HostProbe()
+        self._sandboxes: Sandboxes
         self._offers: list[Offer] = []
         self._closers: list[Any] = []
         self._has_joined = False
@@ -273,7 +287,7 @@ class Worker:
         self._offers = self._resources()
         about = self._variables(control, address.host, key, cluster_id)
         launching = self._keep(self._launching(ticks, about, store))
-        executors = _executors_here()
+        executors = offered_when(options.isolate, _executors_here())
         transfers, streams = self._keep(Transfers(reactor)), self._keep(Streams(reactor))
         disk_jobs = self._keep(self._disk_jobs(store))
         admit, queue = self._disk_of(store, disk_jobs)
@@ -313,9 +327,8 @@ class Worker:
         )  # fmt: skip
         service.set_components(attempts, interactive, fetcher, boards)
 
-        is_shared = peer_stores is not None
-        about = self._about(machine, executors, store.places if is_shared else ())
-        begin = partial(self._begin_session, key, cluster_id, about, master, machine, masters)
+        facts = self._about(machine, executors, () if peer_stores is None else store.places)
+        begin = partial(self._begin_session, key, cluster_id, facts, master, machine, masters)
         dial = partial(_control_peer, reactor, ticks, begin, channels)
         reconnector = self._reconnector(control, dial, service, masters)
         site.serve_succession(masters)
@@ -426,6 +439,7 @@ class Worker:
         return own_end(self._options).described() | {
             "netloc": machine.netloc, "host": machine.host, "slots": machine.slots,
             "memory_bytes": machine.memory_bytes, "executors": sorted(executors.offered),
+            "isolation": described(self._sandboxes.isolation),
             "lacking": executors.lacking, "user": os.geteuid(), "places": list(places),
             "resources": [list(offer) for offer in machine.resources],
             "labels": {"host": host_name()} | dict(self._options.label),
@@ -505,7 +519,12 @@ class Worker:
         """
         kept, scratch = KeptAttempts(self._spool.kept), ScratchPool(self._spool.path)
         self._keep(boards)
-        place = Workplace(worker=self._id, scratch=scratch, kept=kept, boards=boards, **means)
+        options, path = self._options, self._spool.path
+        self._sandboxes = self._probe.sandboxes(options.isolate, path, options.access)
+        place = Workplace(
+            worker=self._id, scratch=scratch, kept=kept, boards=boards, sandboxes=self._sandboxes,
+            **means,
+        )  # fmt: skip
         lifecycle = Lifecycle(place)
         interactive = InteractivePrograms(lifecycle)
         batch = BatchPrograms(lifecycle, interactive.idle_count)
@@ -568,6 +587,21 @@ class Worker:
             share_space(self._reactor, cores, neighbours)
         return cores
 
+    def _members(self) -> str:
+        """Create the control group of all programs; return its file `cgroup.procs`.
+
+        Return nothing if there is none. An embedded worker ends by SIGKILL, which would leave the
+        group behind.
+        """
+        options = self._options
+        if options.isolate == NO_ISOLATION or options.embedded:
+            return ""
+        group = self._probe.group_of_programs(options.slots or len(os.sched_getaffinity(0)))
+        if group is None:
+            return ""
+        self._closers.append(group.remove)
+        return group.members
+
     def _variables(self, control: str, host: str, key: Key, cluster_id: str) -> dict[str, str]:
         """Return the variables that tell programs about the cluster."""
         path = self._spool.path
@@ -582,7 +616,7 @@ class Worker:
         environ = inherited(os.environ) | about
         if any(offer.name == GPU and offer.indices for offer in self._offers):
             environ |= device_order(os.environ)
-        return Launching(self._reactor, ticks, environ, store.directories)
+        return Launching(self._reactor, ticks, environ, store.directories, self._members())
 
     def _open_store(self) -> ObjectStore:
         open_store, _, store_options = load_kind(self._options.store)
@@ -711,6 +745,12 @@ def _label(text: str) -> tuple[str, str]:
         return read_label(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _isolation(text: str) -> str:
+    if wrong := wrong_isolation(text):
+        raise argparse.ArgumentTypeError(wrong)
+    return text
 
 
 def _io_policy(text: str) -> Policy:

@@ -21,10 +21,9 @@ from ciel.cli.submission.elements import has_place
 from ciel.cli.submission.halting import read_halt
 from ciel.cli.submission.numbers import number_ranges
 from ciel.client.jobs.arrays import UNSETTLED_MAX
-from ciel.core.offers.labels import wrong_where
 from ciel.core.offers.resources import read_request
 from ciel.core.scheduling import LOCALITY, POLICIES
-from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TIMEOUT_MAX_S, Limit, Needs, wrong_disk
+from ciel.core.tasks import DEFAULT_NEEDS, LIMITS, TEXT_CHECKS, TIMEOUT_MAX_S, Limit, Needs
 from ciel.storage.interface import LEVELS
 
 _FIRST_LIMITS = 3
@@ -373,12 +372,10 @@ def _parser_of(limit: Limit) -> Callable[[str], Any]:
             return memory_size
         case "kinds":
             return _kinds
-        case "disk":
-            return _disk
         case "resources":
             return _resource
-        case "labels":
-            return _where
+        case kind if kind in TEXT_CHECKS:
+            return _checked(TEXT_CHECKS[kind])
         case "seconds":
             return _seconds_up_to(limit)
     return _number(int(limit.least), int(limit.most))
@@ -411,10 +408,13 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def _disk(text: str) -> str:
-    if wrong := wrong_disk(text):
-        raise argparse.ArgumentTypeError(wrong)
-    return text
+def _checked(check: Callable[[str], str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if wrong := check(text):
+            raise argparse.ArgumentTypeError(wrong)
+        return text
+
+    return read
 
 
 def _resource(text: str) -> tuple[str, int]:
@@ -422,12 +422,6 @@ def _resource(text: str) -> tuple[str, int]:
         return read_request(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _where(text: str) -> str:
-    if wrong := wrong_where(text):
-        raise argparse.ArgumentTypeError(wrong)
-    return text
 
 
 def _seconds_up_to(limit: Limit) -> Callable[[str], float]:

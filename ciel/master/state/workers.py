@@ -13,7 +13,7 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.core.offers.labels import read_where
 from ciel.core.offers.resources import Offer, totals_of
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
-from ciel.core.tasks import Needs
+from ciel.core.tasks import Isolation, Needs
 from ciel.core.transports import End, Store
 from ciel.core.workers.lives import FOREVER, Life
 from ciel.master.state.placement.credit import Credit
@@ -55,6 +55,7 @@ class WorkerFacts(NamedTuple):
     allocation: str = ""  # of a resource manager, in which it runs
     life_left_s: float | None = None  # when it joined; None: no limit
     drain_grace_s: float = 0.0  # of that time, for its drain
+    isolation: Isolation = Isolation()
 
     @property
     def store(self) -> Store:
@@ -68,6 +69,7 @@ class Capacity(NamedTuple):
     memory_bytes: int
     resources: Mapping[str, int] = MappingProxyType({})
     labels: Mapping[str, str] = MappingProxyType({})
+    isolation: Isolation = Isolation()
 
     def can_hold(self, needs: Needs) -> bool:
         """Whether a task with these needs could run there if it were alone."""
@@ -76,6 +78,7 @@ class Capacity(NamedTuple):
             and (not self.memory_bytes or needs.memory_bytes <= self.memory_bytes)
             and (not needs.resources or self.has_resources(needs))
             and (not needs.where or self.is_meant(needs))
+            and (not needs.is_isolated or not self.isolation.why_not(needs))
         )
 
     def has_resources(self, needs: Needs) -> bool:
@@ -123,7 +126,9 @@ class WorkerNode:
     def __init__(self, facts: WorkerFacts, now_s: float) -> None:
         self.facts = facts
         totals = totals_of(facts.resources)
-        self.capacity = Capacity(facts.slots, facts.memory_bytes, totals, facts.labels)
+        self.capacity = Capacity(
+            facts.slots, facts.memory_bytes, totals, facts.labels, facts.isolation
+        )  # fmt: skip
         self.credit = Credit(facts.slots)
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # cancelled attempts may still run
         self.given_at_s: dict[tuple[str, int], float] = {}  # when each was assigned

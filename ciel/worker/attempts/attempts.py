@@ -130,12 +130,21 @@ class Attempts:
         if isinstance(action, Fail):
             fault = TaskFault(action.reason, action.details)
             self._lifecycle.report((order.spec.id, order.attempt), (), fault, 0.0)
+        elif why := self._why_not_isolated(order, is_interactive=isinstance(action, Talk)):
+            self._lifecycle.report((order.spec.id, order.attempt), (), why, 0.0)
         elif isinstance(action, Talk):
             self._interactive.start(order, task, executor, action)
         else:
             if order.given:
                 self._interactive.make_way(order.given)
             self._batch.start(order, task, executor, action)
+
+    def _why_not_isolated(self, order: StartAttempt, *, is_interactive: bool) -> TaskFault | None:
+        """Return the fault of a task that cannot be isolated as it asks."""
+        place = self._place
+        if why := place.sandboxes.why_not(order.spec.needs, is_interactive=is_interactive):
+            return TaskFault("NO_WORKER_FITS", f"worker {place.worker}: {why}")
+        return None
 
     def kill(self, key: Key, *, force: bool) -> None:
         """Send SIGTERM, or SIGKILL by `force`, to the program of a cancelled attempt."""

@@ -40,6 +40,7 @@ from ciel.worker.attempts.notices import Notices
 from ciel.worker.attempts.program_files import ProgramFiles
 from ciel.worker.attempts.scratch import Scratch
 from ciel.worker.limits.growth import GrowingFiles
+from ciel.worker.limits.sandboxes import isolation_fault
 from ciel.worker.state.orders import CANCELLED, Key, StartAttempt
 from ciel.worker.streams.growing import Growing
 
@@ -283,6 +284,11 @@ class BatchAttempt:
         if files.trace is not None:
             line = f"trace_io: {files.trace.text}"
             self._place.log(self.task.spec, self.key[1], line, is_stderr=True)
+        if files.sandbox is not None and fault is None and tail:
+            why_not = isolation_fault(self._place.worker, files.argv, event.exit_status, tail)
+            if why_not is not None:
+                self._fail(why_not, run_s, keeps_files=False)
+                return
         signal_number = None if event.exit_status is not None else os.WTERMSIG(event.status)
         self._judge(ProgramExit(event.exit_status, signal_number, run_s, tail), files)
 

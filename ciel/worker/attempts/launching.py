@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.interfaces import IReadDescriptor, IWriteDescriptor
@@ -47,8 +48,12 @@ class Launching:
         ticks: Ticks,
         environ: Mapping[str, str],
         read_only: Iterable[str] = (),
+        members: str = "",
     ) -> None:
-        """`read_only`: directories that programs should only be able to read."""
+        """`read_only`: directories that programs should only be able to read.
+
+        `members`: the file `cgroup.procs` of the control group for all programs; empty: none.
+        """
         self._reactor = reactor
         self._ticks = ticks
         self.environ = dict(environ)
@@ -57,10 +62,21 @@ class Launching:
         self._next_id = 0
         self._read_only = tuple(read_only)
         self._protects: bool | None = None
-        self._launcher = Launcher.start_process(self.environ, read_only=self._read_only)
+        self._members = members
+        self._launcher = self._start_launcher()
         self._forks = Forks(reactor, self)
         self._check: DelayedCall | None = None
         reactor.addReader(self)
+
+    def _start_launcher(self) -> Launcher:
+        """Start a launcher, whose programs inherit its control group."""
+        launcher = Launcher.start_process(self.environ, read_only=self._read_only)
+        if self._members:
+            try:
+                Path(self._members).write_text(str(launcher.pid), encoding="ascii")
+            except OSError as error:
+                log.warn("the number of processes is not limited: {error}", error=error)
+        return launcher
 
     @property
     def protects(self) -> bool:
@@ -174,7 +190,7 @@ class Launching:
         self._reactor.removeWriter(self)
         self._forks.close()
         self._launcher.kill_descendants()
-        self._launcher = Launcher.start_process(self.environ, read_only=self._read_only)
+        self._launcher = self._start_launcher()
         self._reactor.addReader(self)
         self._started.clear()
         orphans, self._owners = self._owners, {}

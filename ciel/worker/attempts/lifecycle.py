@@ -103,6 +103,8 @@ class Lifecycle:
         in the fault where they are.
         """
         scratch = attempt.scratch
+        if scratch is not None:
+            self.place.sandboxes.remove(scratch.path)
         if not keeps_files or scratch is None:
             self._conclude(attempt, fault, run_s)
             return
@@ -184,6 +186,7 @@ class Lifecycle:
 
     def remove(self, scratch: Scratch) -> None:
         """Remove private files, in a thread if that may take long; or keep them for reuse."""
+        self.place.sandboxes.remove(scratch.path)
         if self.place.scratch.take_back(scratch):
             return
         if scratch.is_clean():

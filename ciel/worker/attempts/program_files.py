@@ -36,6 +36,7 @@ class ProgramFiles:
         self._task = task
         self._program = program
         self.scratch: Scratch = place.scratch.take()
+        self.sandbox = place.sandboxes.create(task.spec.needs, self.scratch.path)
         self.argv: list[str] = []
         self.writers: dict[int, ObjectWriter] = {}
         self.feeder: Feeder | None = None
@@ -72,7 +73,7 @@ class ProgramFiles:
             if name in program.executables:
                 scratch.copy(name, path, executable=True)
             else:
-                scratch.place(name, path)
+                scratch.place(name, self._seen(path))
         env = dict(program.env)
         for name, items in program.lists.items():
             lines = "".join([f"{self._path(item)}\n" for item in items])
@@ -82,7 +83,7 @@ class ProgramFiles:
         if program.stdout is not None:
             stdout = File(self._output_path(program.stdout))
         self._prefer()
-        return LaunchSpec(
+        spec = LaunchSpec(
             argv=self.argv,
             cwd=self.cwd,
             env=task_environment(
@@ -92,7 +93,13 @@ class ProgramFiles:
             stdout=stdout,
             stderr=Standard.STDOUT if program.stdout is None else stderr,
             at_most=at_most,
+            no_new_privileges=self._place.sandboxes.forbids_privileges(task.spec.needs),
         )
+        return spec if self.sandbox is None else self.sandbox.wrap(spec, scratch.written_inputs)
+
+    def _seen(self, path: str, *, writable: bool = False) -> str:
+        """Return the path by which the program reaches a file."""
+        return path if self.sandbox is None else self.sandbox.path(path, writable=writable)
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -100,9 +107,9 @@ class ProgramFiles:
         if isinstance(item, str):
             return item
         if isinstance(item, OutputPath):
-            return self._output_path(item.number)
+            return self._seen(self._output_path(item.number), writable=True)
         path = self._input_path(item.object_id)
-        return self.scratch.copy_executable(path) if item.executable else path
+        return self.scratch.copy_executable(path) if item.executable else self._seen(path)
 
     def _output_path(self, number: int) -> str:
         object_id = self._task.spec.outputs[number]

@@ -119,6 +119,11 @@ class Scratch:
             os.mkdir(self._inputs, 0o700)
         return self._inputs
 
+    @property
+    def written_inputs(self) -> str:
+        """The directory for inputs if there is one; otherwise empty."""
+        return self._inputs or ""
+
     def drop_inputs(self) -> None:
         """Remove the inputs that were written; the program continues with another task."""
         for number in range(1, self._input_count + 1):

@@ -13,10 +13,11 @@ from twisted.logger import Logger
 from ciel.core.events import TaskFault, TaskPrinted
 from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Sweetheart
-from ciel.core.tasks import TaskSpec
+from ciel.core.tasks import Isolation, TaskSpec
 from ciel.execution.executor import Child, Executor
 from ciel.execution.kept import KeptAttempts
 from ciel.execution.report import device_text, logged_name
+from ciel.launch.isolation import Surroundings
 from ciel.net.channels import Channels
 from ciel.net.ticks import Ticks
 from ciel.storage.errors import ChangedObjectError, ObjectNotFoundError
@@ -26,6 +27,7 @@ from ciel.worker.attempts.launching import Launching
 from ciel.worker.attempts.scratch import ScratchPool
 from ciel.worker.checksums import Checksums
 from ciel.worker.interactive.attached import AttachedProcess
+from ciel.worker.limits.sandboxes import Sandboxes
 from ciel.worker.logs import JobLogs
 from ciel.worker.state.orders import Key
 from ciel.worker.state_boards import StateBoards
@@ -127,6 +129,7 @@ class Workplace:
 
     The reading attempts keep the entries alive.
     """
+    sandboxes: Sandboxes = field(default_factory=lambda: Sandboxes(Isolation(), Surroundings()))
 
     @property
     def here(self) -> frozenset[str]:

@@ -45,9 +45,10 @@ def start(attempt: InteractiveAttempt, talk: Talk, place: Workplace, make: MakeP
             env=_environment(attempt, talk, place, scratch),
             stdout=File(scratch.stdout_path, append=True),
             stderr=File(scratch.stderr_path, append=True),
+            no_new_privileges=place.sandboxes.forbids_privileges(attempt.task.spec.needs),
         )
         process.launch_id = place.launching.start(
-            spec, process.ended, process.started, _parent(talk, scratch)
+            spec, process.ended, process.started, _parent(talk, scratch, spec.no_new_privileges)
         )
     except Exception:
         attempt.close()
@@ -76,12 +77,14 @@ def kind_of(attempt: InteractiveAttempt, talk: Talk) -> str:
     """Return the kind of the programs that may serve an attempt.
 
     A memory limit is part of the kind: a program may still hold memory that it took without a
-    limit. So are resources: a library reads once which devices it may use.
+    limit. So are resources: a library reads once which devices it may use. And so is a level of
+    isolation, which a process has for its life.
     """
     needs = attempt.task.spec.needs
-    if not needs.memory_bytes and not needs.resources:
+    if not (needs.memory_bytes or needs.resources or needs.isolate):
         return talk.kind
-    return f"{talk.kind}\0{needs.memory_bytes}\0{needs.resources}\0{attempt.task.given}"
+    limits = f"{needs.memory_bytes}\0{needs.isolate}"
+    return f"{talk.kind}\0{limits}\0{needs.resources}\0{attempt.task.given}"
 
 
 def indices_of(given: Given) -> frozenset[tuple[str, str]]:
@@ -89,13 +92,16 @@ def indices_of(given: Given) -> frozenset[tuple[str, str]]:
     return frozenset([(name, index) for name, indices in given for index, _ in indices])
 
 
-def _parent(talk: Talk, scratch: Scratch) -> LaunchSpec | None:
+def _parent(talk: Talk, scratch: Scratch, no_new_privileges: bool) -> LaunchSpec | None:
     """Return the program that may fork this one, if there is one."""
     parent = talk.program.parent
     if parent is None:
         return None
     argv = [item for item in parent.argv if isinstance(item, str)]  # it has no inputs
-    return LaunchSpec(argv, scratch.path, parent.env, stdout=DEV_NULL, stderr=Standard.STDOUT)
+    return LaunchSpec(
+        argv, scratch.path, parent.env, stdout=DEV_NULL, stderr=Standard.STDOUT,
+        no_new_privileges=no_new_privileges,
+    )  # fmt: skip
 
 
 def _arguments(attempt: InteractiveAttempt, talk: Talk, scratch: Scratch) -> list[str]:

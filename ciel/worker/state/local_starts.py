@@ -49,7 +49,7 @@ class LocalStarts:
         needs = spec.needs
         if spec.executor not in self._executors or needs.delay_s or needs.io:
             return None
-        if needs.resources or needs.where:  # the master knows which tasks wait for them elsewhere
+        if needs.resources or needs.where or needs.is_isolated:  # the master knows who can run them
             return None
         if spec.id in self._tasks:  # by an earlier attempt of its parent
             return None

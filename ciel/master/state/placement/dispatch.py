@@ -577,7 +577,7 @@ class Dispatcher:
             if self._table.may_come(spec.needs):
                 self.for_launchers.push(task)
             else:
-                self._refuse_as_too_large(task, offering)
+                self._refuse_for_needs(task, offering)
             return []
         able = self._lives.lasting(task, able)
         if not able:
@@ -594,6 +594,19 @@ class Dispatcher:
             return workers
         full = () if retry_state is None else retry_state.full_workers
         return [w for w in workers if not w.stores.is_full and w.facts.id not in full]
+
+    def _refuse_for_needs(self, task: TaskNode, offering: Sequence[WorkerNode]) -> None:
+        """Fail a task that no worker can run because of its isolation or its size."""
+        needs = task.spec.needs
+        reasons = {w.facts.id: w.facts.isolation.why_not(needs) for w in offering}
+        if not needs.is_isolated or not all(reasons.values()):
+            self._refuse_as_too_large(task, offering)
+            return
+        what = f"can run the image {needs.image}" if needs.image else "can isolate the task"
+        if needs.isolate and not needs.image:
+            what += f" as it asks (--isolate {needs.isolate})"
+        lines = [f"no worker {what}:", *_grouped(reasons)]
+        self._refuse(task, "NO_WORKER_FITS", "\n".join(lines))
 
     def _refuse_as_too_large(self, task: TaskNode, offering: Sequence[WorkerNode]) -> None:
         needs = task.spec.needs
@@ -628,15 +641,12 @@ class Dispatcher:
 
     def _lacking(self, executor: str) -> str:
         """List the reasons why workers that know an executor do not offer it, each one once."""
-        whose: dict[str, list[str]] = {}
-        for worker in self.workers.values():
-            if (why := worker.facts.lacking.get(executor)) is not None:
-                whose.setdefault(why, []).append(worker.facts.id)
-        lines = [
-            f"\nworker {ids[0]}{f' and {len(ids) - 1} more' if ids[1:] else ''}: {why}"
-            for why, ids in [*whose.items()][:LACKING_MAX]
-        ]
-        return "".join(lines)
+        reasons = {
+            worker.facts.id: why
+            for worker in self.workers.values()
+            if (why := worker.facts.lacking.get(executor)) is not None
+        }
+        return "".join([f"\n{line}" for line in _grouped(reasons)])
 
     def _has_parked(self) -> bool:
         for worker in list(self._waited_for):
@@ -775,3 +785,14 @@ def _park(worker: WorkerNode, task: TaskNode) -> None:
     while place and queue[place - 1].spec.needs.priority < priority:
         place -= 1
     queue.insert(place, task)
+
+
+def _grouped(reasons: Mapping[str, str]) -> list[str]:
+    """List the reasons of workers, each reason once."""
+    whose: dict[str, list[str]] = {}
+    for worker, why in reasons.items():
+        whose.setdefault(why, []).append(worker)
+    return [
+        f"worker {ids[0]}{f' and {len(ids) - 1} more' if ids[1:] else ''}: {why}"
+        for why, ids in [*whose.items()][:LACKING_MAX]
+    ]

@@ -274,12 +274,15 @@ def _why_no_room(
         return _why_no_resources(machine, task, workers)
     if needs.memory_bytes:
         return _why_no_memory(machine, task, workers)
-    able = [worker for worker in workers if needs.slots <= worker.facts.slots]
+    reasons = {worker.facts.id: worker.facts.isolation.why_not(needs) for worker in workers}
+    unable = {worker: why for worker, why in reasons.items() if why}
+    able = [w for w in workers if needs.slots <= w.facts.slots and w.facts.id not in unable]
     if any(worker.has_room for worker in able):
         lines = ["it can run, and is queued for a worker that has room:"]
     else:
         lines = ["it could run, but no worker has room:"]
     lines += [f"worker {worker.facts.id}: {_load(worker)}" for worker in able[:_INPUTS_MAX]]
+    lines += [f"worker {id_}: {why}" for id_, why in unable.items()][:_INPUTS_MAX]
     count = machine.dispatcher.ready.count_from(needs.priority)
     return [*lines, f"{count} tasks of its priority or a higher one are queued, including itself"]
 

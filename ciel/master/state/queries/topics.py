@@ -95,6 +95,10 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             "draining": machine.draining.describe(worker),
             "executors": sorted(worker.facts.executors),
             "lacking": dict(worker.facts.lacking),
+            "isolation": {
+                "least": worker.facts.isolation.least,
+                "lacking": dict(worker.facts.isolation.lacking),
+            },
             "software": worker.facts.software,
         }
         for worker in machine.workers.values()
