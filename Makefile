@@ -68,7 +68,7 @@ test-all: dev
 	@$(RUN)/pytest -n 3 --dist loadfile
 
 # The tests with real counterparts: containers, schedulers, other hosts.
-check-reach: dev
+check-reach: dev tools
 	@$(RUN)/pytest -m slow tests/reach
 
 # The tests near a file, without clusters: `make test-near FILE=ciel/core/retries.py`.
@@ -157,7 +157,7 @@ check-memory: dev
 # Workers from a real Slurm and over a real sshd on this computer, workers that end at time limits, and what else reaches
 # other systems; some minutes.
 # Needs Debian's packages slurm-wlm, munge and openssh-server, and root for Slurm; `make check-reach ONLY=ssh`.
-check-reach: dev
+check-reach: dev tools
 	@$(RUN)/pytest -m slow tests/reach/$(ONLY)
 
 # `ciel-kv` is killed ten thousand times, 1,000 histories are checked, and it gets a million mutated frames; half an hour.

@@ -34,7 +34,7 @@ def read_task(body: Any, job: JobId, *, without_images: bool) -> Submission:
     """Read a task of TES as a job. `without_images`: run commands outside of their images."""
     document: dict[str, Any] = _TASK(body, "task")
     needs = _needs(document)
-    needs = with_image(needs, document["executors"], without_images=without_images)
+    check_images(without_images=without_images)
     # As a text, no key of it can be read as a reference.
     text = codec.encode(document).decode()
     spec, known = make_task(
@@ -48,17 +48,14 @@ def read_task(body: Any, job: JobId, *, without_images: bool) -> Submission:
     return Submission(described, (AddTask(spec, known),), (spec.outputs[STATUS],), {})
 
 
-def with_image(needs: Needs, executors: list[dict[str, Any]], *, without_images: bool) -> Needs:
-    """Return needs that run the commands in their container image.
+def check_images(*, without_images: bool) -> None:
+    """Refuse commands with container images, which TES requires, unless the images are ignored.
 
-    This is the place where isolation by containers plugs in: `image` is a need of tasks if this
-    ciel has containers. Otherwise only `without_images` lets commands run, on the worker itself.
+    Only `without_images` lets commands run, on the worker itself: the need `image` of tasks would
+    run the program of the executor `tes` in the image, which needs Python and ciel there.
     """
     if without_images:
-        return needs
-    images = {each["image"] for each in executors}
-    if "image" in Needs._fields and len(images) == 1:
-        return Needs(**{**needs._asdict(), "image": images.pop()})
+        return
     raise InvalidSubmissionError(
         "executors.image",
         "this cluster cannot run a command in a container image; start the master with the "

@@ -99,7 +99,6 @@ def test_a_body_that_is_no_object_is_refused(body: Any) -> None:
         read(body)
 
 
-@pytest.mark.skipif("image" in Needs._fields, reason="this ciel runs container images")
 def test_an_image_is_refused_if_it_cannot_be_used() -> None:
     with pytest.raises(InvalidSubmissionError, match="CIEL_TES_IMAGES=ignore"):
         documents.read_task({"executors": [COMMAND]}, JobId("job"), without_images=False)

@@ -129,6 +129,16 @@ def _add_resources(add: Callable[..., object]) -> None:
     )  # fmt: skip
 
 
+def _add_isolation(add: Callable[..., object]) -> None:
+    """Add the option of the least isolation of programs."""
+    add(
+        "--isolate", type=_isolation, metavar="LEVEL",
+        default=os.environ.get(ISOLATE_VARIABLE) or LIMITED,
+        help="how far programs are isolated at least: none, limits (default), or strict; tasks can "
+        "ask for more, not for less",
+    )  # fmt: skip
+
+
 def _add_storage(add: Callable[..., object]) -> None:
     """Add the options of the store and its disks."""
     add(
@@ -202,14 +212,7 @@ def parser() -> argparse.ArgumentParser:
     add_verify(parse)
     add_kill_grace(parse)
     add_life(parse)
-    add(
-        "--isolate",
-        type=_isolation,
-        metavar="LEVEL",
-        default=os.environ.get(ISOLATE_VARIABLE) or LIMITED,
-        help="how far programs are isolated at least: none, limits (default), or strict; tasks can "
-        "ask for more, not for less",
-    )
+    _add_isolation(add)
     add(
         "--no-delegation",
         action="store_true",
@@ -258,7 +261,7 @@ class Worker:
         self._options = options
         self._id = new_worker_id()
         self._spool = Spool(options.spool)
-        self._probe = HostProbe()
+        self._probe: HostProbe
         self._sandboxes: Sandboxes
         self._offers: list[Offer] = []
         self._closers: list[Any] = []
@@ -280,7 +283,7 @@ class Worker:
         """
         reactor, options = self._reactor, self._options
         address, ticks = advertised(options), Ticks(reactor)
-        channels = open_channels(reactor, options, WORKER_POLL_US)
+        self._probe, channels = HostProbe(), open_channels(reactor, options, WORKER_POLL_US)
         become_subreaper()
         (spool := self._keep(self._spool)).open()
         logs, store = JobLogs(reactor, spool.logs_directory(options.log)), self._open_store()

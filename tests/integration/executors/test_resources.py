@@ -16,6 +16,8 @@ from ciel.core.offers.resources import read_amounts
 from ciel.core.tasks import Needs
 from ciel.python.options import OptionError
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 30.0
 OFFERS = ("--resource", "gpu=[0-1]", "--resource", "licence/x=1", "--label", "zone=b")
 

@@ -13,6 +13,8 @@ from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel_tests.documents.schemas import Schemas
 from ciel_tests.http.routes import Door, Told
 
+pytestmark = pytest.mark.slow
+
 ROOT = "/ga4gh/tes/v1"
 
 

@@ -22,6 +22,8 @@ from ciel.core.events import Ask
 from ciel.python.options import OptionError
 from ciel.testing.homes import wait_for
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 30.0
 
 

@@ -153,7 +153,8 @@ def test_metrics_of_a_cluster_are_for_those_who_may_read(tmp_path: Path) -> None
     with KvDaemon(tmp_path / "base", *options) as daemon:
         address = logged(daemon, r"metrics are at http://(.*)/metrics")
         statuses = {role: get(address, key.derive(role))[0] for role in Role}
-        assert statuses.pop(Role.KV) == 403  # tasks have this key
+        for of_tasks in (Role.KV, Role.SERVICE):
+            assert statuses.pop(of_tasks) == 403  # tasks have these keys
         assert set(statuses.values()) == {200}
 
 
