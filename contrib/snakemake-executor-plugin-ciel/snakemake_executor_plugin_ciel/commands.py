@@ -9,6 +9,7 @@ from typing import Any
 from snakemake.settings.types import DeploymentMethod
 from snakemake.shell import shell
 
+from ciel.core.offers.resources import read_amounts
 from ciel.core.tasks import DEFAULT_NEEDS, PRIORITY_MAX, PRIORITY_MIN, Needs
 
 MEBIBYTE = 1 << 20
@@ -75,9 +76,7 @@ def needs_of(job: Any, requested: Iterable[str], *, is_direct: bool) -> Needs:
         priority=min(max(job.priority, PRIORITY_MIN), PRIORITY_MAX),
     )
     counts = {name: count for name in requested if (count := _number(job, name))}
-    if counts and "resources" in Needs._fields:
-        needs = needs._replace(resources=counts)
-    return needs
+    return needs._replace(resources=read_amounts(counts)) if counts else needs
 
 
 def _number(job: Any, resource: str) -> int:
