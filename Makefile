@@ -67,10 +67,6 @@ test: dev
 test-all: dev
 	@$(RUN)/pytest -n 3 --dist loadfile
 
-# The tests with real counterparts: containers, schedulers, other hosts.
-check-reach: dev tools
-	@$(RUN)/pytest -m slow tests/reach
-
 # The tests near a file, without clusters: `make test-near FILE=ciel/core/retries.py`.
 test-near: dev
 	@$(PYTHON) .ci/near $(FILE)

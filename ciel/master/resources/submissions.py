@@ -35,7 +35,7 @@ NAMES_MAX: Final = 5000
 EXECUTOR_MAX_LENGTH: Final = 64
 NAME_MAX_LENGTH: Final = 300
 
-PLAIN_PROGRAMS: Final = frozenset(("stdinout", "env", "environ", "java", "cso"))
+PLAIN_PROGRAMS: Final = frozenset(("stdinout", "env", "environ", "java", "cso", "tes"))
 """Executors whose programs never see an id, so that their outputs cannot name objects. The outputs
 of all other executors are assumed to name objects."""
 
