@@ -186,29 +186,9 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
             super().add_done_callback(self.calls.kept.discard)
 
     def __await__(self) -> Generator[Any, Any, T]:
-        import asyncio
+        from ciel.client.awaiting import awaited  # asyncio takes long to import
 
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        def wake_loop(_: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(wake)
-
-        # Not `asyncio.wrap_future`: it loses causes, and waits for ever after StopIteration.
-        self.add_done_callback(wake_loop)
-        try:
-            yield from woken
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        if self.cancelled():
-            raise asyncio.CancelledError
-        return self.result()
+        return awaited(self)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of a generator task as they arrive, or the items of any other value."""

@@ -101,28 +101,9 @@ class ServiceFuture(Shown, concurrent.futures.Future[T], Future[T]):
         """Do nothing: a call to a service runs even if the program drops its future."""
 
     def __await__(self) -> Generator[Any, Any, T]:
-        import asyncio
+        from ciel.client.awaiting import awaited  # asyncio takes long to import
 
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        def wake_loop(_: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(wake)
-
-        self.add_done_callback(wake_loop)
-        try:
-            yield from woken
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        if self.cancelled():
-            raise asyncio.CancelledError
-        return self.result()
+        return awaited(self)
 
     def __iter__(self) -> Iterator[Any]:
         value: Any = self.result()
