@@ -1,4 +1,4 @@
-"""What isolation costs at the start of a program: `none`, `limits` and `strict`, in turns.
+"""Measures how much longer isolation makes the start of a program: `none`, `limits` and `strict`.
 
 Each round starts the same number of programs at each level, two at a time. The ratio of a round is
 the time at `none` to the time at `limits`; the result is the median of the ratios.

@@ -2,10 +2,11 @@
 
     python -m benchmarks.reach.services --ray /path/of/an/environment/with/ray/bin/python
 
-Each round makes calls one after the other, then 100 calls at a time whose results are read
-together. `add(1)` returns a number. Without an interpreter that has ray, that column is left out.
+Each round makes calls one after the other; then it makes 100 calls at a time, and reads their
+results together. `add(1)` returns a number. Without an interpreter that has ray, the benchmark
+leaves that column out.
 
-What a synchronous call should cost: one pickle of arguments and one of the result, two frames, one
+A synchronous call should cost this: one pickle of arguments and one of the result, two frames, one
 `send` and one `recv` on each side, one `epoll_wait` in the replica, and two wake-ups. So it takes
 a round trip of the bare socket, and the time of some 60 lines of Python on both sides.
 """
@@ -60,7 +61,7 @@ for line in sys.stdin:
 
 @ciel.service
 class Counter:
-    """What both services do."""
+    """The class that runs as a service of ciel and as an actor of ray."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -115,7 +116,7 @@ def of_ray(stack: ExitStack, python: str) -> Measure:
 
 
 def of_socket(stack: ExitStack) -> Measure:
-    """Start a process that sends back what it reads: the floor of a synchronous call."""
+    """Measure the floor of a synchronous call: a process that sends back what it reads."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     if (pid := os.fork()) == 0:
         channel, _ = listener.accept()

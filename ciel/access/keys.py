@@ -89,7 +89,7 @@ class Key:
     def derive(self, role: Role) -> "Key | None":
         """Return the key of `role`; None if this is the key of another role.
 
-        The key of `SERVICE` derives from that of `SUBMIT`: who may submit tasks may call services.
+        A holder of the key of `SUBMIT` may call services: the key of `SERVICE` derives from it.
         """
         if role is self.role:
             return self

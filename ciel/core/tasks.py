@@ -36,7 +36,7 @@ NO_ISOLATION, LIMITED, STRICT = ISOLATIONS = ("none", "limits", "strict")
 """The levels of isolation, as `Needs.isolate`; each one includes the levels before it."""
 PODMAN, APPTAINER = "podman", "apptainer"
 MECHANISMS = (STRICT, PODMAN, APPTAINER)
-"""What a worker may lack (see `Isolation`)."""
+"""The mechanisms that a worker may lack (see `Isolation`)."""
 KIND_PATTERN = re.compile("[A-Z][A-Z0-9_]{0,63}")
 NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
 """Faults that another attempt cannot fix."""

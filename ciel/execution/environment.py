@@ -166,8 +166,8 @@ def task_environment(
 ) -> dict[str, str | None]:
     """Return the variables to add for one attempt.
 
-    The task's own, `extra`, override the others, except the variables of its resources: a client
-    may send variables about devices of its own machine. `given`: the indices of its resources.
+    `extra`, the variables of the task, override the others, except those of its resources: a client
+    may send variables about devices of the client's machine. `given`: the indices of its resources.
     """
     environment: dict[str, str | None] = {
         "CIEL_JOB": spec.job,

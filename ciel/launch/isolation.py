@@ -119,7 +119,7 @@ def _left(listing: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What sandboxes of one worker have in common.
+    """The directories that all sandboxes of one worker show or hide.
 
     `hidden`: directories that no program may see. `visible`: directories that programs may read,
     even below hidden ones. `secret`: files and directories that are hidden in any case.

@@ -72,7 +72,7 @@ def _make(name: str, setting: ExecutorSetting | None, is_installed: bool) -> Exe
 
 
 def offered_when(least: str, executors: Executors) -> Executors:
-    """Return the executors of a worker without those that its least level of isolation excludes."""
+    """Remove the executors whose programs cannot run at a worker's least level of isolation."""
     if least != STRICT:
         return executors
     talking = {name for name, executor in executors.offered.items() if executor.talks}

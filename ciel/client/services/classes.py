@@ -59,9 +59,9 @@ def service(*, restarts: int | None = None, **options: Any) -> Callable[[C], C]:
 def service(cls: Any = None, /, **options: Any) -> Any:
     """Turn a class into a service: `@ciel.service`, or `@ciel.service(slots=2, restarts=5)`.
 
-    The class stays as it is; `client.start` starts replicas of it. `restarts`: how often each
-    replica is started again after its process or its worker has died, 3 by default. The other
-    options are those of `ciel.task`, except `returns` and `retries`. Raises OptionError.
+    The class stays as it is; `client.start` starts replicas of it. `restarts`: how often the
+    cluster starts each replica again after its process or its worker has died, 3 by default. It
+    also takes the options of `ciel.task`, except `returns` and `retries`. Raises OptionError.
     """
     read = _read(options)
     if cls is None:

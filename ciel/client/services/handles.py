@@ -87,8 +87,8 @@ class Handle(Shown):
     """A service: `handle.METHOD(...)` calls a method, and returns the future of its result.
 
     Each call goes to the replica that has the fewest open calls of this process. Calls to one
-    replica run in the order in which a process makes them. The methods of a handle itself, which
-    take precedence over those of the service, are `replica` and `options`.
+    replica run in the order in which a process makes them. A handle has the methods
+    `replica` and `options` of its own; they hide methods of the service that have these names.
     """
 
     _title = "Service"

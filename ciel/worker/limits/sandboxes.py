@@ -29,7 +29,7 @@ log = Logger()
 
 
 class Sandboxes:
-    """Creates the sandboxes of attempts, and removes what is left of each."""
+    """Creates the sandboxes of attempts, and removes what each of them leaves."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ WITHIN_S = 60.0
 
 @ciel.service(slots=1)
 class Slow:
-    """Counts what it has run."""
+    """Counts the calls that it has run."""
 
     def __init__(self, path: str = "") -> None:
         self.count = 0
