@@ -57,7 +57,7 @@ class WhereError(CielError, ValueError):
 
 
 class NoAttemptError(CielError):
-    """A program speaks for an attempt that has ended, or that never was."""
+    """A program speaks for an attempt that has ended, or of a task that does not exist."""
 
     def __init__(self, task_id: str, attempt: int) -> None:
         super().__init__(f"attempt {attempt} of task {task_id} does not run")

@@ -9,6 +9,7 @@ from ciel.core.events import (
     RECALLED,
     CopyTimed,
     DiskQueued,
+    ServiceOpened,
     SubmitJob,
     TaskFault,
     TaskReported,
@@ -40,6 +41,32 @@ def test_a_task_is_found_by_name_position_or_id() -> None:
     assert ask(cluster, "task", job=JOB, task=tasks[2].id)["name"] == "6"
     with pytest.raises(UnknownQueryError, match="job 1 has no task 9"):
         ask(cluster, "task", job=1, task="9")
+
+
+def test_a_replica_may_report_before_its_worker_names_the_attempt() -> None:
+    def address() -> str | None:
+        found: str | None = ask(cluster, "service", job=1)["replicas"][0]["address"]
+        return found
+
+    cluster, replica = Cluster(), a_task("t0")  # no worker has joined, as after a restart
+    cluster.job(replica, want=["t0"])
+    cluster.lines()
+    cluster.says(ServiceOpened(replica.id, 1, "here:1"))
+    cluster.said()
+    assert address() is None
+    cluster.joins(a_worker("w1"))
+    assert address() == "here:1"
+
+
+def test_a_replica_that_has_ended_has_no_address() -> None:
+    cluster, replica = one(), a_task("t0")
+    cluster.job(replica, want=["t0"])
+    cluster.says(ServiceOpened(replica.id, 1, "here:1"))
+    cluster.done("w1", replica)
+    assert ask(cluster, "service", job=1)["replicas"][0]["address"] is None
+    cluster.lines()
+    cluster.says(ServiceOpened(replica.id, 1, "here:1"))
+    cluster.said(f"client: refused: attempt 1 of task {replica.id} does not run")
 
 
 def test_tasks_and_results_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:

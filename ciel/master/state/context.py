@@ -17,7 +17,7 @@ from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.refs import Concrete, Reference
 from ciel.core.retries import RetryState
-from ciel.core.tasks import TaskSpec, TaskState
+from ciel.core.tasks import FINISHED, TaskSpec, TaskState
 from ciel.master.state.workers import WorkerTable
 
 
@@ -65,15 +65,18 @@ class Context:
         self.touched[job.spec.id] = job
 
     def open_service(self, task_id: TaskId, attempt: int, address: str) -> None:
-        """Note that a running attempt is a replica of a service, and answers at an address."""
+        """Note that an attempt is a replica of a service, and answers at an address.
+
+        After a restart of the master, a replica may report before its worker names the attempt.
+        """
         task = self.graph.tasks.get(task_id)
-        if task is None or task.state is not TaskState.ASSIGNED or task.attempt != attempt:
+        if task is None or task.state in FINISHED or attempt < task.attempt:
             raise NoAttemptError(task_id, attempt)
         nodes = self.graph.tasks
         self.services = {
             known: opened
             for known, opened in self.services.items()
-            if known in nodes and nodes[known].state is TaskState.ASSIGNED
+            if known in nodes and nodes[known].state not in FINISHED
         }
         self.services[task_id] = attempt, address
 

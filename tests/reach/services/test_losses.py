@@ -60,8 +60,13 @@ def test_a_replica_moves_to_another_worker_when_its_worker_is_killed(
         _, worker, _ = service.me().result(WITHIN_S)
         [netloc] = [w["netloc"] for w in client.ask("workers") if w["worker"] == worker]
         os.kill(_pid_of(netloc), signal.SIGKILL)
-        later = service.options(retry=True).me()
-        _, another, restarts = later.result(WITHIN_S)
+
+        def place() -> tuple[str, int]:
+            """Return the worker of the replica, which may answer until its launcher ends it."""
+            return service.options(retry=True).me().result(WITHIN_S)[1:]
+
+        wait_for(lambda: place() != (worker, 0), "the replica on the other worker", WITHIN_S)
+        another, restarts = place()
         assert (another != worker, restarts) == (True, 1)
 
 
