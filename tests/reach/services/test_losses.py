@@ -63,7 +63,8 @@ def test_a_replica_moves_to_another_worker_when_its_worker_is_killed(
 
         def place() -> tuple[str, int]:
             """Return the worker of the replica, which may answer until its launcher ends it."""
-            return service.options(retry=True).me().result(WITHIN_S)[1:]
+            _, where, restarts = service.options(retry=True).me().result(WITHIN_S)
+            return where, restarts
 
         wait_for(lambda: place() != (worker, 0), "the replica on the other worker", WITHIN_S)
         another, restarts = place()
